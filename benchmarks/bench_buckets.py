@@ -83,19 +83,19 @@ def _row(name: str, path: Path, requests: int, seconds: float, by_cpu: bool) -> 
         task = _task(name, spec, requests, 1.0)
         times = measure(task.first_sizes())
         task = _task(name, spec, requests, LOAD / _mean_s(task, times))
-        exact = [_over_brute_force(task, times, batched) for batched in (False, True)]
+        exact_values = [_over_brute_force(task, times, is_batched) for is_batched in (False, True)]
         choice = choose_buckets(task, times, measure, MOST, PRICE_S)
     (edges,) = choice.edges.values()
     powers = next(plan for plan in choice.plans if plan.name == "powers of two")
-    fresh = path.with_name("chosen.yaml")
-    fresh.write_text(path.read_text())
-    write_buckets(fresh, choice.edges)
-    replayed = [_replay(fresh, task, edges, fixed_s) for _ in range(2)]
-    other = _replay(path, task, powers.edges["sequence"], fixed_s)
+    fresh_path = path.with_name("chosen.yaml")
+    fresh_path.write_text(path.read_text())
+    write_buckets(fresh_path, choice.edges)
+    replayed_values = [_replay(fresh_path, task, edges, fixed_s) for _ in range(2)]
+    other_value = _replay(path, task, powers.edges["sequence"], fixed_s)
     predicted = choice.plans[0].seconds.value
-    cells = [name, *(f"{ratio:.4f}" for ratio in exact), f"{len(edges)}: {' '.join(map(str, edges))}"]
-    cells += [*_ratios(choice), _ms(predicted), _ms(replayed[0]), f"{replayed[0] / predicted:.3f}"]
-    cells += [f"{replayed[1] / predicted:.3f}", _ms(powers.seconds.value), _ms(other)]
+    cells = [name, *(f"{ratio:.4f}" for ratio in exact_values), f"{len(edges)}: {' '.join(map(str, edges))}"]
+    cells += [*_ratios(choice), _ms(predicted), _ms(replayed_values[0]), f"{replayed_values[0] / predicted:.3f}"]
+    cells += [f"{replayed_values[1] / predicted:.3f}", _ms(powers.seconds.value), _ms(other_value)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -143,25 +143,25 @@ def _over_brute_force(task: BucketTask, known: Sequence[BucketLatency], batched:
     """Cost over the least of all partitions of a small instance: nine candidates, 500 requests."""
     grid, times = task.grid, _times(task, known)
     edges = np.unique(np.quantile(grid.edges[0], np.linspace(0, 1, 10)[1:], method="higher"))
-    few = np.linspace(0, len(grid) - 1, 500).astype(int)
-    small = replace(
+    few_array = np.linspace(0, len(grid) - 1, 500).astype(int)
+    small_grid = replace(
         grid,
         edges=(edges,),
-        places=np.searchsorted(edges, grid.sizes[few]),
-        sizes=grid.sizes[few],
-        samples=grid.samples[few],
-        at=np.asarray(grid.at)[: len(few)],
+        places=np.searchsorted(edges, grid.sizes[few_array]),
+        sizes=grid.sizes[few_array],
+        samples=grid.samples[few_array],
+        at=np.asarray(grid.at)[: len(few_array)],
     )
     policy = task.policy if batched else None
-    instance = replace(task, grid=small, policy=policy)
-    price = PRICE_S * small.seconds / 86400
-    _, served = search_buckets(instance, times, MOST, price)
+    instance = replace(task, grid=small_grid, policy=policy)
+    price = PRICE_S * small_grid.seconds / 86400
+    _, served_trace = search_buckets(instance, times, MOST, price)
     costs = []
     for count in range(len(edges)):
-        for inner in itertools.combinations(edges[:-1].tolist(), count):
-            plan = serve_trace(small, {"sequence": (*inner, int(edges[-1]))}, times, policy)
+        for inner_combination in itertools.combinations(edges[:-1].tolist(), count):
+            plan = serve_trace(small_grid, {"sequence": (*inner_combination, int(edges[-1]))}, times, policy)
             costs.append(float(plan.seconds.sum()) + price * plan.profiles)
-    return (float(served.seconds.sum()) + price * served.profiles) / min(costs)
+    return (float(served_trace.seconds.sum()) + price * served_trace.profiles) / min(costs)
 
 
 def _replay(path: Path, task: BucketTask, edges: Sequence[int], fixed_s: float | None) -> float:
@@ -192,21 +192,21 @@ class _CpuClock:
         self._stopwatch, self._seconds = stopwatch, seconds
 
     def __call__(self, sizes: Sequence[Mapping[str, int]]) -> Sequence[BucketLatency]:
-        passes = [[self._series(each) for each in sizes] for _ in range(5)]
-        return [self._latency(each, [one[index] for one in passes]) for index, each in enumerate(sizes)]
+        passes = [[self._series(size) for size in sizes] for _ in range(5)]
+        return [self._latency(size, [passe[index] for passe in passes]) for index, size in enumerate(sizes)]
 
     def _series(self, sizes: Mapping[str, int]) -> list[float]:
         inputs = pad(np.full(sizes["batch"], sizes["sequence"]), sizes["sequence"])
         self._stopwatch.time(inputs)
-        durations, ends = list[float](), time.thread_time() + self._seconds / 5
-        while time.thread_time() < ends or len(durations) < 3:
+        durations, deadline_s = list[float](), time.thread_time() + self._seconds / 5
+        while time.thread_time() < deadline_s or len(durations) < 3:
             durations.append(self._stopwatch.time(inputs))
         return durations
 
     @staticmethod
     def _latency(sizes: Mapping[str, int], series: Sequence[Sequence[float]]) -> BucketLatency:
         runs = np.concatenate(series)
-        medians = tuple(float(np.median(each)) for each in series)
+        medians = tuple(float(np.median(sample)) for sample in series)
         return BucketLatency(
             name=" ".join(f"{dim}={size}" for dim, size in sizes.items()),
             sizes=dict(sizes),

@@ -54,14 +54,14 @@ def crops(count: int, seed: int) -> np.ndarray:
     from sklearn.datasets import load_sample_images
 
     photographs, rng = load_sample_images().images, np.random.default_rng(seed)
-    out = np.empty((count, 3, SIZE, SIZE), np.float32)
+    array = np.empty((count, 3, SIZE, SIZE), np.float32)
     for index in range(count):
         photograph = photographs[rng.integers(len(photographs))]
-        top, left = (int(rng.integers(length - SIZE)) for length in photograph.shape[:2])
-        crop = photograph[top : top + SIZE, left : left + SIZE] / 255
+        top, left_number = (int(rng.integers(length - SIZE)) for length in photograph.shape[:2])
+        crop = photograph[top : top + SIZE, left_number : left_number + SIZE] / 255
         crop = crop[:, ::-1] if rng.random() < 0.5 else crop
-        out[index] = ((crop - MEAN) / DEVIATION).transpose(2, 0, 1)
-    return out
+        array[index] = ((crop - MEAN) / DEVIATION).transpose(2, 0, 1)
+    return array
 
 
 def make_model(path: Path, name: str) -> None:
@@ -116,8 +116,8 @@ def prepare(folder: Path, counts: list[int], model: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model.onnx").exists():
         make_model(folder / "model.onnx", model)
-    missing = [count for count in counts if not (folder / f"{count}.npy").exists()]
-    for count in missing:
+    missing_counts = [count for count in counts if not (folder / f"{count}.npy").exists()]
+    for count in missing_counts:
         np.save(folder / f"{count}.npy", crops(count, 1))
     if not (folder / "held_out.npy").exists():
         np.save(folder / "held_out.npy", crops(HELD_OUT, 2))
@@ -136,26 +136,26 @@ def session(model: Path, optimized: bool = True) -> Any:
 
 def fp32_seconds(model: Path, samples: np.ndarray) -> float:
     """CPU time of one inference: the median of nine, in batches of one."""
-    opened, times = session(model), []
+    opened_session, times = session(model), []
     for index in range(10):
-        begun = time.process_time()
-        opened.run(None, {"x": samples[index % len(samples)][None]})
-        times.append(time.process_time() - begun)
+        start_s = time.process_time()
+        opened_session.run(None, {"x": samples[index % len(samples)][None]})
+        times.append(time.process_time() - start_s)
     return float(np.median(times[1:]))
 
 
 def call(side: str, folder: Path, count: int, activation: str = "uint8", reuse: bool = False) -> Callable[[], Path]:
     """The whole quantize call of one side: calibrate, choose ranges, insert Q/DQ, write the model."""
     owner, method, *parameter = side.split()
-    data, out = folder / f"{count}.npy", folder / f"{'-'.join(side.split())}-{activation}.onnx"
+    data, out_path = folder / f"{count}.npy", folder / f"{'-'.join(side.split())}-{activation}.onnx"
     if owner == "ort":
-        return lambda: ort_quantize(folder / "model.onnx", data, out, method, activation)
+        return lambda: ort_quantize(folder / "model.onnx", data, out_path, method, activation)
     if owner == "modelopt":
-        return lambda: modelopt_quantize(folder / "model.onnx", data, out, method)
+        return lambda: modelopt_quantize(folder / "model.onnx", data, out_path, method)
     if method == "searched":
-        return lambda: our_search(folder / "model.onnx", data, out, activation)
+        return lambda: our_search(folder / "model.onnx", data, out_path, activation)
     percentile = float(parameter[0]) if parameter else None
-    return lambda: our_quantize(folder / "model.onnx", data, out, method, activation, percentile, reuse)
+    return lambda: our_quantize(folder / "model.onnx", data, out_path, method, activation, percentile, reuse)
 
 
 def calibrate_only(side: str, folder: Path, count: int) -> Callable[[], object]:
@@ -170,8 +170,8 @@ def calibrate_only(side: str, folder: Path, count: int) -> Callable[[], object]:
     chosen = method(name)
 
     def calibrate() -> object:
-        seen = observe(model, our_samples(data), histograms=chosen.needs_histogram, threads=1)
-        return ranges(seen, chosen, "uint8")
+        seen_observations = observe(model, our_samples(data), histograms=chosen.needs_histogram, threads=1)
+        return ranges(seen_observations, chosen, "uint8")
 
     return calibrate
 
@@ -205,28 +205,28 @@ def measure_cost(side: str, folder: Path, count: int, whole: str = "") -> dict[s
 
 def measure_quality(side: str, folder: Path, count: int, activation: str) -> dict[str, float]:
     """SQNR in dB against fp32 over held-out crops, both graphs as written."""
-    written = call(side, folder, count, activation, reuse=True)()
+    written_rows = call(side, folder, count, activation, reuse=True)()
     samples = np.load(folder / "held_out.npy")
-    fed = [{"x": samples[start : start + 4]} for start in range(0, HELD_OUT, 4)]
+    fed_fields = [{"x": samples[start : start + 4]} for start in range(0, HELD_OUT, 4)]
     expected, actual = (
-        np.concatenate([opened.run(None, inputs)[0] for inputs in fed]).astype(np.float64)
-        for opened in (session(folder / "model.onnx", False), session(written, False))
+        np.concatenate([opened_session.run(None, inputs)[0] for inputs in fed_fields]).astype(np.float64)
+        for opened_session in (session(folder / "model.onnx", False), session(written_rows, False))
     )
     noise = np.square(expected - actual).sum()
-    centred = expected - expected.mean(axis=0)  # what differs between samples, which is what a task reads
+    centred_expected = expected - expected.mean(axis=0)  # what differs between samples, which is what a task reads
     return {
         "sqnr_db": float(10 * np.log10(np.square(expected).sum() / noise)),
-        "sqnr_between_samples_db": float(10 * np.log10(np.square(centred).sum() / noise)),
+        "sqnr_between_samples_db": float(10 * np.log10(np.square(centred_expected).sum() / noise)),
     }
 
 
 def apart(what: str, *words: object) -> dict[str, float]:
     """Measure in a fresh process, so that one peak says nothing about another."""
     command = [sys.executable, "-m", "benchmarks.bench_calibration", "--measure", what, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": done.returncode}
-    return {name: round(value, 2) for name, value in json.loads(done.stdout.splitlines()[-1]).items()}
+    done_result = subprocess.run(command, capture_output=True, text=True)
+    if done_result.returncode:
+        return {"failed": done_result.returncode}
+    return {name: round(value, 2) for name, value in json.loads(done_result.stdout.splitlines()[-1]).items()}
 
 
 def costs(folder: Path, counts: list[int]) -> dict[str, Any]:
@@ -236,16 +236,16 @@ def costs(folder: Path, counts: list[int]) -> dict[str, Any]:
         for count in counts:
             if side.startswith("ort") and side != "ort MinMax" and count > MOST_SAMPLES_KEPT:
                 continue
-            for what in ("calibration", "whole") if side in WHOLE else ("calibration",):
-                name = f"{side}, n={count}, {what}"
-                costs_by_side[name] = apart("cost", side, folder, count, *(["whole"] if what == "whole" else []))
+            for label in ("calibration", "whole") if side in WHOLE else ("calibration",):
+                name = f"{side}, n={count}, {label}"
+                costs_by_side[name] = apart("cost", side, folder, count, *(["whole"] if label == "whole" else []))
                 print(name, costs_by_side[name], file=sys.stderr)
     return costs_by_side
 
 
 def qualities(folder: Path, count: int) -> dict[str, Any]:
-    ours = ["searched", "minmax", "mse", "entropy", "percentile 99.99", "percentile 99.999", "moving-average"]
-    sides = [(f"enginesmith {name}", count) for name in ours] + [("ort MinMax", count)]
+    our_texts = ["searched", "minmax", "mse", "entropy", "percentile 99.99", "percentile 99.999", "moving-average"]
+    sides = [(f"enginesmith {name}", count) for name in our_texts] + [("ort MinMax", count)]
     sides += [("ort Percentile", min(count, MOST_SAMPLES_KEPT)), ("ort Entropy", min(count, MOST_SAMPLES_KEPT))]
     if importlib.util.find_spec("modelopt"):
         sides += [("modelopt max", count), ("modelopt entropy", min(count, MOST_SAMPLES_KEPT))]
@@ -264,8 +264,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         # onnxruntime's calibrators take all cores and spin while they wait: that would be CPU time too.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        what, side, folder, count, *rest = sys.argv[2:]
-        function: Any = {"cost": measure_cost, "quality": measure_quality}[what]
+        action, side, folder, count, *rest = sys.argv[2:]
+        function: Any = {"cost": measure_cost, "quality": measure_quality}[action]
         print(json.dumps(function(side, Path(folder), int(count), *rest)))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

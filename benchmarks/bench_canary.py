@@ -39,12 +39,12 @@ def row_of(seed: int, simulations: int, name: str) -> tuple[str, Verdicts]:
 
 def wrong_logs(seed: int, name: str) -> int:
     """How many logs that end or are of other hours got a verdict that is not right."""
-    wrong = 0
+    wrong_number = 0
     for index in range(LOG_SIMULATIONS):
         logs = SIMULATIONS[name](np.random.default_rng((seed, index)), LOG_REQUESTS)
         evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
-        wrong += judge(evidence, LIMITS, seed=index, replicates=200).verdict not in logs.right
-    return wrong
+        wrong_number += judge(evidence, LIMITS, seed=index, replicates=200).verdict not in logs.right
+    return wrong_number
 
 
 def count_wrong(name: str, found: Verdicts) -> int:
@@ -59,7 +59,7 @@ def table(rows: dict[str, Verdicts], wrong: int) -> str:
         (
             name,
             CELLS[name].truth,
-            *(str(of[one]) for one in ("PASS", "FAIL")),
+            *(str(of[one_name]) for one_name in ("PASS", "FAIL")),
             str(count_wrong(name, of)),
         )
         for name, of in rows.items()
@@ -105,9 +105,9 @@ def main() -> None:
             if chosen.rows:
                 with chosen.rows.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([name, row]) + "\n")
-        wrong = sum(pool.map(partial(wrong_logs, chosen.seed), SIMULATIONS))
+        wrong_total = sum(pool.map(partial(wrong_logs, chosen.seed), SIMULATIONS))
     rows = {name: finished_cells[name] for name in chosen.cells}
-    text = table(rows, wrong)
+    text = table(rows, wrong_total)
     print(text)
     if chosen.write:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), text, ends=(START, END)), encoding="utf-8")

@@ -35,18 +35,18 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="*", default=[0.3, 0.7])
     parser.add_argument("--cases", nargs="*", choices=CASES, metavar="CASE", default=list(CASES))
     parser.add_argument("--seed", type=int, default=16)
-    given = parser.parse_args()
-    columns = ("in flight", "load", "requests", *given.cases)
+    names = parser.parse_args()
+    columns = ("in flight", "load", "requests", *names.cases)
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
-    for servers in given.in_flight:
-        for load in given.loads:
+    for servers in names.in_flight:
+        for load in names.loads:
             rows = [
-                count_verdicts(machine, servers, load, given.requests, given.canaries // 4, given.cases, given.seed)
-                for machine in given.machines
+                count_verdicts(machine, servers, load, names.requests, names.canaries // 4, names.cases, names.seed)
+                for machine in names.machines
             ]
             rates = 100 * np.mean(rows, axis=0)
             cells = " | ".join(f"{value:.1f}" for value in rates)
-            print(f"| {servers} | {load:.0%} | {given.requests:,} | {cells} |", flush=True)
+            print(f"| {servers} | {load:.0%} | {names.requests:,} | {cells} |", flush=True)
 
 
 def count_verdicts(
@@ -55,15 +55,15 @@ def count_verdicts(
     """The share of canaries on a machine with the verdict of each case. Seeds differ from machine to machine."""
     verdict_counts = np.zeros(len(cases))
     for number in range(canaries):
-        judged: dict[tuple[float, int], str] = {}
+        judged_states: dict[tuple[float, int], str] = {}
         for column, case in enumerate(cases):
-            slower, limits, verdict = CASES[case]
-            key = (slower, id(limits))
-            if key not in judged:
+            slower_side, limits, verdict = CASES[case]
+            key = (slower_side, id(limits))
+            if key not in judged_states:
                 rng = np.random.default_rng((number, first, list(MACHINES).index(machine)))
-                evidence = in_flight_evidence(rng, requests, servers, machine, load, slower)
-                judged[key] = judge(evidence, limits, replicates=300, seed=number).verdict
-            verdict_counts[column] += judged[key] == verdict
+                evidence = in_flight_evidence(rng, requests, servers, machine, load, slower_side)
+                judged_states[key] = judge(evidence, limits, replicates=300, seed=number).verdict
+            verdict_counts[column] += judged_states[key] == verdict
     return [float(value) for value in verdict_counts / canaries]
 
 

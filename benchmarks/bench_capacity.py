@@ -89,20 +89,20 @@ def row(model: str, folder: Path, seconds: float) -> str:
     request, sizes = one_request(store, chosen, folder)
     blob = EngineBlob(request_of(chosen.entry), str(chosen.entry.digest), str(chosen.entry.suffix))
     engine = fetch_engine(store, blob, folder)
-    others = {name: size for name, size in sizes.items() if name != "batch"}
-    times = batch_times(profile(store, chosen, sizes), "batch", others, POLICY.most)
+    other_sizes = {name: size for name, size in sizes.items() if name != "batch"}
+    times = batch_times(profile(store, chosen, sizes), "batch", other_sizes, POLICY.most)
     limit = LatencyLimit(max(LEAST_LIMIT_S, LIMIT_RUNS * float(times.curves[-1, 99])))
     if math.isnan(predict(times, limit).value):
         return f"| {model} | {1e3 * limit.seconds:.1f} | no rate keeps the limit: this machine is too busy | | | |"
     with open_engine(engine) as session:
         batches = [repeated(request, count) for count in range(1, POLICY.most + 1)]
-        took: list[float] = []
+        durations_s: list[float] = []
         rate, measured = compare(
-            times, limit, seconds, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took)
+            times, limit, seconds, lambda arrivals: keeps_alone(session, batches, limit, arrivals, durations_s)
         )
-    slower = float(np.median(took)) / float(np.median(times.curves[-1]))
-    then = predict(BatchTimes(times.curves * slower, times.half), limit)
-    return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {then.value / measured:.2f} |"
+    slower_value = float(np.median(durations_s)) / float(np.median(times.curves[-1]))
+    prediction = predict(BatchTimes(times.curves * slower_value, times.half), limit)
+    return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {prediction.value / measured:.2f} |"
 
 
 def predict(times: BatchTimes, limit: LatencyLimit) -> Estimate:
@@ -117,9 +117,9 @@ def compare(times: BatchTimes, limit: LatencyLimit, least_s: float, keeps: Keeps
     low, high = 0.5 * rate.value, 1.5 * rate.value
     seconds = max(least_s, LIMITS * limit.seconds)
     for seed in range(STEPS):
-        middle = (low * high) ** 0.5
-        is_kept = keeps(poisson_arrivals(middle, seconds, seed))
-        low, high = (middle, high) if is_kept else (low, middle)
+        middle_low = (low * high) ** 0.5
+        is_kept = keeps(poisson_arrivals(middle_low, seconds, seed))
+        low, high = (middle_low, high) if is_kept else (low, middle_low)
     return rate, (low * high) ** 0.5
 
 
@@ -146,8 +146,8 @@ def one_request(store: Store, chosen: ChosenEngine, folder: Path) -> tuple[Tenso
     """Inputs of one sample, and the sizes of its dims."""
     dims = spec_of(chosen.manifest).named_dims()
     sizes = {dim.name: 1 if dim.name == "batch" else SEQUENCE for dim in dims}
-    real = golden_set(store, chosen.manifest.golden, folder).real_inputs
-    return make_buckets([sizes], chosen.entry.inputs, real)[0].inputs, sizes
+    real_inputs = golden_set(store, chosen.manifest.golden, folder).real_inputs
+    return make_buckets([sizes], chosen.entry.inputs, real_inputs)[0].inputs, sizes
 
 
 def profile(store: Store, chosen: ChosenEngine, sizes: Mapping[str, int]) -> tuple[BucketLatency, ...]:
@@ -169,20 +169,20 @@ def keeps_alone(
 ) -> bool:
     """Whether the limit is kept by an engine that one thread feeds, by the policy of the batcher. took: gets the
     seconds of each full batch."""
-    at, latencies, first = arrivals.tolist(), np.zeros(len(arrivals)), 0
-    begun = time.perf_counter()
-    while first < len(at):
-        full = at[first + POLICY.most - 1] if first + POLICY.most <= len(at) else math.inf
-        ready = min(at[first] + POLICY.wait_s, full)
-        while (now := time.perf_counter() - begun) < ready:
+    times_s, latencies, first_end = arrivals.tolist(), np.zeros(len(arrivals)), 0
+    start_s = time.perf_counter()
+    while first_end < len(times_s):
+        full_arrival = times_s[first_end + POLICY.most - 1] if first_end + POLICY.most <= len(times_s) else math.inf
+        ready_arrival = min(times_s[first_end] + POLICY.wait_s, full_arrival)
+        while (elapsed_s := time.perf_counter() - start_s) < ready_arrival:
             pass
-        end = min(first + POLICY.most, bisect_right(at, now, first))
-        session.run(batches[end - first - 1])
-        done = time.perf_counter() - begun
-        if end - first == POLICY.most:
-            took.append(done - now)
-        latencies[first:end] = done - arrivals[first:end]
-        first = end
+        end = min(first_end + POLICY.most, bisect_right(times_s, elapsed_s, first_end))
+        session.run(batches[end - first_end - 1])
+        done = time.perf_counter() - start_s
+        if end - first_end == POLICY.most:
+            took.append(done - elapsed_s)
+        latencies[first_end:end] = done - arrivals[first_end:end]
+        first_end = end
     return float(np.quantile(latencies, limit.p)) <= limit.seconds
 
 

@@ -113,8 +113,8 @@ class EegNet(nn.Module):
 def signals(count: int, seed: int) -> torch.Tensor:
     """Sums of three sines and noise, [count, 1, 22, 256]."""
     draw = torch.Generator().manual_seed(seed)
-    at, rate = torch.arange(256) / 128, 4 + 26 * torch.rand((count, 1, 22, 3, 1), generator=draw)
-    waves = torch.sin(2 * math.pi * (rate * at + torch.rand((count, 1, 22, 3, 1), generator=draw))).sum(3)
+    array, rate = torch.arange(256) / 128, 4 + 26 * torch.rand((count, 1, 22, 3, 1), generator=draw)
+    waves = torch.sin(2 * math.pi * (rate * array + torch.rand((count, 1, 22, 3, 1), generator=draw))).sum(3)
     return waves + 0.5 * torch.randn((count, 1, 22, 256), generator=draw)
 
 
@@ -127,8 +127,8 @@ def crops(count: int, seed: int, size: int = 224) -> torch.Tensor:
     for index in range(count):
         image = photographs[index % 2]
         side = int(rng.integers(160, 400))
-        top, left = (int(rng.integers(0, size - side + 1)) for size in image.shape[1:])
-        crop = image[None, :, top : top + side, left : left + side]
+        top, left_number = (int(rng.integers(0, size - side + 1)) for size in image.shape[1:])
+        crop = image[None, :, top : top + side, left_number : left_number + side]
         crops_found.append(nn.functional.interpolate(crop, size=(size, size), mode="bilinear", antialias=True))
     return (torch.cat(crops_found) - 0.45) / 0.225
 
@@ -195,19 +195,19 @@ def measured(model: onnx.ModelProto, arrays: Arrays) -> Ranges:
     """MinMax of every tensor that int8 needs, eight samples at a time."""
     graph = prepare_model(model)
     tensors = tensors_to_measure(graph)
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(graph)
-    del tapped.graph.output[:]
-    tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
-    session = ort.InferenceSession(tapped.SerializeToString(), providers=["CPUExecutionProvider"])
-    seen: dict[str, tuple[float, float]] = {}
+    tapped_model = onnx.ModelProto()
+    tapped_model.CopyFrom(graph)
+    del tapped_model.graph.output[:]
+    tapped_model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
+    session = ort.InferenceSession(tapped_model.SerializeToString(), providers=["CPUExecutionProvider"])
+    seen_values: dict[str, tuple[float, float]] = {}
     count = len(next(iter(arrays.values())))
     for start in range(0, count, 8):
         values = session.run(None, {name: array[start : start + 8] for name, array in arrays.items()})
         for name, value in zip(tensors, values, strict=True):
-            low, high = seen.get(name, (np.inf, -np.inf))
-            seen[name] = (min(low, float(value.min())), max(high, float(value.max())))
-    return Ranges(seen, "minmax", "0" * 64, count)
+            low, high = seen_values.get(name, (np.inf, -np.inf))
+            seen_values[name] = (min(low, float(value.min())), max(high, float(value.max())))
+    return Ranges(seen_values, "minmax", "0" * 64, count)
 
 
 def engine(model: onnx.ModelProto, place: Path, target: Target = WIDE) -> Path:
@@ -247,27 +247,27 @@ def peer(path: Path, arrays: Arrays, folder: Path, op_types: list[str] | None) -
         def get_next(self) -> Any:
             return next(self.left, None)
 
-    out = folder / "peer.onnx"
+    out_path = folder / "peer.onnx"
     quantize_static(
-        str(path), str(out), Reader(), per_channel=True, op_types_to_quantize=op_types,
+        str(path), str(out_path), Reader(), per_channel=True, op_types_to_quantize=op_types,
         activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
     )  # fmt: skip
-    return out
+    return out_path
 
 
 def race(runners: Mapping[str, Callable[[Arrays], np.ndarray]], inputs: Arrays, rounds: int) -> dict[str, float]:
     """Median CPU milliseconds of one inference; the runners take turns within every round."""
     times: dict[str, list[float]] = {name: [] for name in runners}
-    begun = time.process_time()
+    start_s = time.process_time()
     next(iter(runners.values()))(inputs)
-    runs = max(2, int(LEAST_S / (time.process_time() - begun)))
+    runs = max(2, int(LEAST_S / (time.process_time() - start_s)))
     for index in range(rounds + 1):
         for name, run in runners.items():
-            begun = time.process_time()
+            start_s = time.process_time()
             for _ in range(runs):
                 run(inputs)
             if index:  # the first round warms up
-                times[name].append((time.process_time() - begun) * 1000 / runs)
+                times[name].append((time.process_time() - start_s) * 1000 / runs)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -284,17 +284,17 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
     runners = {"onnxruntime fp32": plain(path), "enginesmith fp32": opened(engine(model, place / "fp32"))}
     op_types = ["MatMul"] if name in ("minilm", "encoder") else None
     runners["onnxruntime U8S8"] = plain(peer(path, calibration, place, op_types))
-    whole = ENGINE.scheme
+    whole_scheme = ENGINE.scheme
     formats: dict[str, str] = {}
     for precision in ("int8", "int8-dynamic"):
-        graph, notes = write(model, precision, whole, ranges)  # type: ignore[arg-type]
+        graph, notes = write(model, precision, whole_scheme, ranges)  # type: ignore[arg-type]
         formats = formats or dict.fromkeys(notes.quantized, precision)
         full = engine(graph, place / precision)
         runners[f"{precision} full"], runners[f"{precision} option"] = opened(full), opened(full, option=True)
         runners[f"{precision} uint8"] = opened(engine(graph, place / f"{precision} uint8", NARROW))
-        reduced, _ = write(model, precision, replace(whole, weight_levels=64), ranges)  # type: ignore[arg-type]
+        reduced, _ = write(model, precision, replace(whole_scheme, weight_levels=64), ranges)  # type: ignore[arg-type]
         runners[f"{precision} reduced"] = opened(engine(reduced, place / f"{precision} reduced"))
-    runners["enginesmith int4"] = opened(engine(write(model, "int4", whole, ranges)[0], place / "int4"))
+    runners["enginesmith int4"] = opened(engine(write(model, "int4", whole_scheme, ranges)[0], place / "int4"))
     expected = runners["onnxruntime fp32"](held_out)
     quality = {key: sqnr_db(expected, run(held_out)) for key, run in runners.items()}
     for batch in (1, 8):

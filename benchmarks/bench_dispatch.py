@@ -70,11 +70,11 @@ class Rerouted:
 def planned(count: int, store: Store, context: RunContext, size_mib: int = 0) -> list[Unit]:
     """Units of as many models as it takes, each model with a graph of its own."""
     spec, blob = spec_of(size_mib), store.put_bytes(b"nothing")
-    exported = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
+    export_value = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
     units: list[Unit] = []
     for index in range(-(-count // len(TARGETS))):
         graph = Graph(GraphVariant("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
-        units += plan_builds(exported, [graph], Work(spec, context)).units
+        units += plan_builds(export_value, [graph], Work(spec, context)).units
     return units[:count]
 
 
@@ -83,12 +83,12 @@ def ours(count: int, isolated: bool, folder: Path) -> float:
     store = open_store(str(folder / "registry"), create=True)
     with RayExecutor(modules=() if isolated else None) as executor:
         context = RunContext(store, executor, Rerouted(executor))
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         units = planned(count, store, context)
-        built = InProcess().map(build, units, Work(spec_of(0), context))
-        seconds = time.perf_counter() - begun
-    if not all(item.digest for item in built):
-        raise SystemExit(f"a build failed: {next(item.failure for item in built if item.failure)}")
+        built_units = InProcess().map(build, units, Work(spec_of(0), context))
+        seconds = time.perf_counter() - start_s
+    if not all(item.digest for item in built_units):
+        raise SystemExit(f"a build failed: {next(item.failure for item in built_units if item.failure)}")
     return seconds
 
 
@@ -96,9 +96,9 @@ def dispatch(count: int, isolated: bool, _folder: Path) -> float:
     """Seconds of jobs that do nothing."""
     job = Job("nothing", noop.Nothing())
     with RayExecutor(modules=() if isolated else None) as executor:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         InProcess().map(lambda _: executor.run(job), range(count))
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_s
 
 
 def bare_build(count: int, _isolated: bool, folder: Path) -> float:
@@ -126,9 +126,9 @@ def bare_empty(count: int, _isolated: bool, _folder: Path) -> float:
 def _timed(task: Any, items: Sequence[Any]) -> float:
     import ray
 
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     ray.get([task.remote(item) for item in items])
-    return time.perf_counter() - begun
+    return time.perf_counter() - start_s
 
 
 SIDES: dict[str, Callable[[int, bool, Path], float]] = {
@@ -143,10 +143,10 @@ def round_of(count: int, isolated: bool) -> dict[str, Any]:
     """Each side once, in turn, in folders of their own: milliseconds per unit, CPU time of the driver, and ratios."""
     per_unit, cpu = {}, {}
     for name, side in SIDES.items():
-        begun = time.process_time()
+        start_s = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             per_unit[name] = round(1e3 * side(count, isolated, Path(folder)) / count, 3)
-        cpu[name] = round(1e3 * (time.process_time() - begun) / count, 3)
+        cpu[name] = round(1e3 * (time.process_time() - start_s) / count, 3)
     ratios = {
         "enginesmith over bare build": round(per_unit["enginesmith"] / per_unit["bare build"], 2),
         "dispatch over bare empty": round(per_unit["dispatch"] / per_unit["bare empty"], 2),
@@ -161,9 +161,9 @@ def driver_mib(size_mib: int, count: int = 8) -> float:
         store = open_store(str(Path(folder) / "registry"), create=True)
         context = RunContext(store, executor, Rerouted(executor))
         InProcess().map(build, planned(2, store, context), Work(spec_of(0), context))
-        before = psutil.Process().memory_info().rss
+        rss_before = psutil.Process().memory_info().rss
         InProcess().map(build, planned(count, store, context, size_mib), Work(spec_of(size_mib), context))
-        return round((psutil.Process().memory_info().rss - before) / 2**20, 1)
+        return round((psutil.Process().memory_info().rss - rss_before) / 2**20, 1)
 
 
 def main() -> None:
@@ -176,12 +176,12 @@ def main() -> None:
     os.environ["PYTHONPATH"] = str(ROOT)  # for the workers
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
-    with RayExecutor() as warm:  # one Ray for all sides
-        warm.run(Job("warm", noop.Nothing()))
+    with RayExecutor() as warm_executor:  # one Ray for all sides
+        warm_executor.run(Job("warm", noop.Nothing()))
         _timed(_warm(), range(64))
-        for counts, isolated in ((options.in_worker, False), (options.isolated, True)):
+        for counts, is_isolated in ((options.in_worker, False), (options.isolated, True)):
             for count in map(int, filter(None, counts.split(","))):
-                print(json.dumps(round_of(count, isolated)), flush=True)
+                print(json.dumps(round_of(count, is_isolated)), flush=True)
         print(
             json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in map(int, options.mib.split(","))}),
             flush=True,

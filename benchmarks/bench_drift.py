@@ -60,16 +60,16 @@ def measure_row(row: str, megabytes: int) -> dict[str, float]:
     """In this process: the best of three."""
     expected, actual = pair(megabytes)
     call = work(row, expected, actual)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     walls, cpus = [], []
     for _ in range(1 if row == "polygraphy" else ROUNDS):
         wall, cpu = time.perf_counter(), time.process_time()
         call()
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-    extra = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    extra_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before
     both = 2 * expected.nbytes / 1e9
-    return {"gb_per_cpu_s": both / min(cpus), "gb_per_s": both / min(walls), "extra_mb": extra / 1024}
+    return {"gb_per_cpu_s": both / min(cpus), "gb_per_s": both / min(walls), "extra_mb": extra_peak / 1024}
 
 
 def main() -> None:
@@ -89,10 +89,10 @@ def main() -> None:
             continue
         command = [sys.executable, __file__, "--row", row, "--megabytes", str(options.megabytes)]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        one = {name: round(value, 2) for name, value in json.loads(done.stdout).items()}
-        best_rows[row] = max(best_rows.get(row, one), one, key=lambda item: item["gb_per_cpu_s"])
-        print(row, one, file=sys.stderr)
+        done_result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        values = {name: round(value, 2) for name, value in json.loads(done_result.stdout).items()}
+        best_rows[row] = max(best_rows.get(row, values), values, key=lambda item: item["gb_per_cpu_s"])
+        print(row, values, file=sys.stderr)
     print(json.dumps(best_rows, indent=2))
 
 

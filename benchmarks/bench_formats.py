@@ -57,10 +57,10 @@ def export_spec(spec: ModelSpec, folder: Path) -> Path:
 def run_front(side: FloatSide, target: SearchTarget, formats: tuple[Precision, ...], most: int) -> list[FrontierPoint]:
     """Points of the search through these formats, at most so many, all of them run."""
     with mock.patch.object(trial, "list_formats", lambda _: formats):
-        (opened,) = trial.open_trials(side, [target], "auto")
-    count = len(opened.ranked)
+        (opened_trial,) = trial.open_trials(side, [target], "auto")
+    count = len(opened_trial.ranked)
     depths = sorted({round(depth) for depth in np.linspace(0, count, min(count + 1, most))})
-    return [opened.point(opened.ranked[:depth]) for depth in depths]
+    return [opened_trial.point(opened_trial.ranked[:depth]) for depth in depths]
 
 
 def main() -> None:
@@ -75,23 +75,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = export_spec(spec, Path(name))
         samples = Samples.open(spec.folder / "calibration.npz", *shapes)
-        seen = observe(model, samples, activations(onnx.load(model)), histograms=False)
+        seen_observations = observe(model, samples, activations(onnx.load(model)), histograms=False)
         runs = group_runs(samples.runs(), *shapes)
         side = FloatSide.of(onnx.load(model), runs, {}, None, None, SearchClock(), Path(name), shapes)
         fronts = {}
         for mix in options.mixes:
             start_s, formats, peaks = time.process_time(), MIXES[mix], PEAKS[options.rates].with_floats("fp16")
-            target = SearchTarget(ranges(seen, MINMAX, "int8"), SCHEME, None, formats[0], peaks)
+            target = SearchTarget(ranges(seen_observations, MINMAX, "int8"), SCHEME, None, formats[0], peaks)
             fronts[mix] = run_front(side, target, formats, options.points)
             print(f"{mix}: {len(fronts[mix])} graphs, {time.process_time() - start_s:.0f} CPU s", flush=True)
     times = [point.ms or 0.0 for point in fronts[options.mixes[0]]]
     print(f"{'ms within':>10}", *(f"{mix:>32}" for mix in fronts))
     for budget_ms in np.linspace(min(times), max(times), ROWS)[:-1]:
-        best = [
-            max((p.sqnr_db or 0.0 for p in front if (p.ms or 0.0) <= budget_ms), default=np.nan)
-            for front in fronts.values()
+        best_values = [
+            max((p.sqnr_db or 0.0 for p in front_points if (p.ms or 0.0) <= budget_ms), default=np.nan)
+            for front_points in fronts.values()
         ]
-        print(f"{budget_ms:10.4g}", *(f"{value:29.1f} dB" for value in best))
+        print(f"{budget_ms:10.4g}", *(f"{value:29.1f} dB" for value in best_values))
 
 
 if __name__ == "__main__":

@@ -50,14 +50,14 @@ class Template:
 
     def write(self, store: CountingStore, model: str, version: str) -> int:
         """Write a version of a model, with blobs of its own; the number of its documents."""
-        own = {digest: sha256(f"{model}@{version} {digest}".encode()).hexdigest() for digest in self.digests}
-        for digest in own.values():
+        own_digests = {digest: sha256(f"{model}@{version} {digest}".encode()).hexdigest() for digest in self.digests}
+        for digest in own_digests.values():
             store.put(blob_key(digest), b"blob")
         count = 0
         for name, data in self.documents.items():
             text = data.decode().replace('"digits"', f'"{model}"').replace('"version":"1"', f'"version":"{version}"')
-            for old, new in own.items():
-                text, name = text.replace(old, new), name.replace(old, new)
+            for old_name, new_digest in own_digests.items():
+                text, name = text.replace(old_name, new_digest), name.replace(old_name, new_digest)
             if name == MANIFEST:
                 fields = {key: value for key, value in json.loads(text).items() if key != "digest"}
                 text = canonical_json({**fields, "digest": digest_of(fields)}).decode()
@@ -65,7 +65,7 @@ class Template:
             count += 1
         for number, entry in enumerate(self.manifest.engines):
             key = sha256(f"{model}@{version} {number}".encode()).hexdigest()
-            engine_digest = own[str(entry.digest)]
+            engine_digest = own_digests[str(entry.digest)]
             record = canonical_json({"blobs": [engine_digest], "value": {"digest": engine_digest}})
             store.put(record_key("build", key), record)
             count += 1
@@ -73,9 +73,9 @@ class Template:
 
     def point(self, store: CountingStore, model: str) -> int:
         """Point a model's channel at its newest version."""
-        newest = store.objects[manifest_key(model, str(VERSIONS))]
+        newest_object = store.objects[manifest_key(model, str(VERSIONS))]
         document = json.loads(self.channel)
-        digest = sha256(newest).hexdigest()
+        digest = sha256(newest_object).hexdigest()
         document.update(model=model, snapshots={})
         document["move"].update(version=str(VERSIONS), manifest=digest)
         store.put(f"models/{model}/channels/candidate.json", canonical_json(document))
@@ -98,10 +98,10 @@ def measure(documents: int, pause_s: float) -> None:
     store, count, models = fill(documents)
     blobs = len(store.objects) - count
     store.pause_s = pause_s
-    moment = store.now()
-    store.now = lambda: moment
-    for what in ("marks", "deletes", "finds nothing"):
-        begun, cpu = time.perf_counter(), time.process_time()
+    moment_grace = store.now()
+    store.now = lambda: moment_grace
+    for label in ("marks", "deletes", "finds nothing"):
+        start_s, cpu = time.perf_counter(), time.process_time()
         with store.count() as requests:
             collected = collect(store, delete=True)
         states = {state: sum(item.state == state for item in collected.items) for state in ("waiting", "deleted")}
@@ -109,9 +109,9 @@ def measure(documents: int, pause_s: float) -> None:
             "documents": count,
             "models": models,
             "blobs": blobs,
-            "collection": what,
+            "collection": label,
             **states,
-            "seconds": round(time.perf_counter() - begun, 1),
+            "seconds": round(time.perf_counter() - start_s, 1),
             "cpu_seconds": round(time.process_time() - cpu, 1),
             "requests": dict(sorted(requests.items())),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -119,7 +119,7 @@ def measure(documents: int, pause_s: float) -> None:
             "load": round(os.getloadavg()[0], 1),
         }
         print(json.dumps(figures), flush=True)
-        moment = moment + GRACE + timedelta(hours=1)
+        moment_grace = moment_grace + GRACE + timedelta(hours=1)
 
 
 def main() -> None:

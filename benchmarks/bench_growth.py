@@ -68,23 +68,23 @@ def write_project(folder: Path, size: Size) -> None:
 
 def build(folder: Path) -> dict[str, float]:
     """CPU seconds by step of one build, and those of everything that is no step as 'command'."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     enginesmith("build", "spec.yaml", "--quiet", folder=folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     (run,) = json.loads(enginesmith("status", "--json", folder=folder))["runs"]
-    spent = json.loads(enginesmith("status", run["run"], "--json", folder=folder))["spent"]
-    steps = {item["step"]: float(item["cpu_s"]) for item in spent}
-    whole = sum(after[:2]) - sum(before[:2])
-    return {**steps, "command": whole - sum(steps.values()), "whole": whole}
+    spent_times = json.loads(enginesmith("status", run["run"], "--json", folder=folder))["spent"]
+    steps = {item["step"]: float(item["cpu_s"]) for item in spent_times}
+    whole_total = sum(after[:2]) - sum(usage_before[:2])
+    return {**steps, "command": whole_total - sum(steps.values()), "whole": whole_total}
 
 
 def enginesmith(*words: str, folder: Path) -> str:
     """The output of a command on the folder's registry. Exit code 1 (an engine failed its proof) is none of ours."""
     command = [sys.executable, "-m", "enginesmith", *words, "--registry", "registry"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if ended.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(words)}: {ended.stderr[-2000:]}")
-    return ended.stdout
+    ended_result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if ended_result.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(words)}: {ended_result.stderr[-2000:]}")
+    return ended_result.stdout
 
 
 def power(small: float, large: float, factor: float) -> float:
@@ -107,13 +107,13 @@ def draw(path: Path, found: Mapping[str, Mapping[int, Mapping[str, float]]]) -> 
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * len(found), 3.6), layout="constrained")
-    for axes, (what, costs) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+    for axes, (label, costs) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
         factors = list(costs)
         for step in sorted({step for cost in costs.values() for step in cost}):
             if (row := [costs[factor].get(step, 0.0) for factor in factors])[-1] >= 0.3:
                 axes.loglog(factors, row, marker="o", linewidth=2.5 if step == "whole" else 1, label=step)
         axes.loglog(factors, [costs[factors[0]]["whole"] * factor for factor in factors], "k:", label="its work")
-        axes.set(title=what, xlabel="times", ylabel="CPU s", xticks=factors, xticklabels=factors)
+        axes.set(title=label, xlabel="times", ylabel="CPU s", xticks=factors, xticklabels=factors)
         axes.minorticks_off()
         axes.legend(fontsize=6)
     figure.savefig(path, metadata={"Date": None})
@@ -126,14 +126,14 @@ def main() -> None:
     parser.add_argument("--factors", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
-    results = {what: dict[int, Mapping[str, float]]() for what in options.only}
-    for what, costs in results.items():
-        for factor in (factor for factor in options.factors if what != "units" or factor <= len(TARGETS)):
+    results = {label: dict[int, Mapping[str, float]]() for label in options.only}
+    for label, costs in results.items():
+        for factor in (factor for factor in options.factors if label != "units" or factor <= len(TARGETS)):
             with tempfile.TemporaryDirectory() as name:
-                write_project(Path(name), Size().times(what, factor))
+                write_project(Path(name), Size().times(label, factor))
                 costs[factor] = build(Path(name))
-                print(f"{what} x{factor}: {costs[factor]['whole']:.1f} CPU s", file=sys.stderr)
-        show(what, list(costs), list(costs.values()))
+                print(f"{label} x{factor}: {costs[factor]['whole']:.1f} CPU s", file=sys.stderr)
+        show(label, list(costs), list(costs.values()))
     if options.picture:
         draw(options.picture, results)
 

@@ -63,8 +63,8 @@ def main() -> None:
             time.sleep(PAUSE_S)
     print("| net | of | median, µs | intervals that hold it | width | busy | job, s |\n|---|---|---|---|---|---|---|")
     for name, reports in results.items():
-        for what in ("runtime", "session"):
-            print(_row(name, what, reports))
+        for label in ("runtime", "session"):
+            print(_row(name, label, reports))
 
 
 def _bench(folder: Path, family: Family) -> tuple[Bench, BuiltEngine]:
@@ -85,20 +85,20 @@ class Measurement:
 
 
 def _measure(bench: Bench, measure: MeasureEngine) -> Measurement:
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     result = run_job(Job("latency", measure, bench.store.uri), bench.room())
     report = read_latency_report(bench.store, result.latency)
-    return Measurement(report.buckets[1], time.perf_counter() - begun)
+    return Measurement(report.buckets[1], time.perf_counter() - start_s)
 
 
 def _row(name: str, what: str, measured: list[Measurement]) -> str:
-    found = [item for each in measured if (item := each.quantile(what))]
-    middle = statistics.median(item.value for item in found)
-    covering = sum(item.low <= middle <= item.high for item in found)
-    width = statistics.median((item.high - item.low) / item.value for item in found)
-    busy = sum(bool(each.bucket.surroundings.busy) for each in measured)
-    took = statistics.median(each.took_s for each in measured)
-    cells = (name, what, f"{middle * 1e6:.1f}", f"{covering} of {len(found)}", f"{width:.1%}", str(busy), f"{took:.2f}")
+    items = [item for entry in measured if (item := entry.quantile(what))]
+    median = statistics.median(item.value for item in items)
+    covering = sum(item.low <= median <= item.high for item in items)
+    width = statistics.median((item.high - item.low) / item.value for item in items)
+    busy = sum(bool(entry.bucket.surroundings.busy) for entry in measured)
+    took = statistics.median(entry.took_s for entry in measured)
+    cells = (name, what, f"{median * 1e6:.1f}", f"{covering} of {len(items)}", f"{width:.1%}", str(busy), f"{took:.2f}")
     return f"| {' | '.join(cells)} |"
 
 

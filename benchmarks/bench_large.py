@@ -53,22 +53,22 @@ class Watched:
 
 def watch(words: Sequence[str], folders: Sequence[Path], environment: dict[str, str]) -> Watched:
     """Run a command and look at it and its children."""
-    watched, names, begun = Watched(), dict[int, str](), time.monotonic()
+    watched_duration, names, start_s = Watched(), dict[int, str](), time.monotonic()
     process = subprocess.Popen(words, env=environment)
     ticks = 0
     while process.poll() is None:
         with suppress(psutil.Error):
-            watched.driver.add(process.pid)
+            watched_duration.driver.add(process.pid)
             for child in psutil.Process(process.pid).children(recursive=True):
                 if name := names.get(child.pid) or _step_of(child):
                     names[child.pid] = name
-                    watched.steps.setdefault(name, Peak()).add(child.pid)
+                    watched_duration.steps.setdefault(name, Peak()).add(child.pid)
         if ticks % 10 == 0:
-            watched.disk_bytes = max(watched.disk_bytes, disk_bytes(folders))
+            watched_duration.disk_bytes = max(watched_duration.disk_bytes, disk_bytes(folders))
         ticks += 1
         time.sleep(_TICK_S)
-    watched.seconds, watched.code = time.monotonic() - begun, process.returncode
-    return watched
+    watched_duration.seconds, watched_duration.code = time.monotonic() - start_s, process.returncode
+    return watched_duration
 
 
 def _step_of(child: psutil.Process) -> str:
@@ -169,16 +169,16 @@ def main() -> None:
         str(chosen.width),
         "--alone",
     ]
-    alone = watch(words, folders, environment).driver
+    single_driver = watch(words, folders, environment).driver
     build = [sys.executable, "-m", "enginesmith", "build", str(spec), "--registry", str(registry)]
-    report(f"build of {size / 1e9:.2f} GB", watch(build, folders, environment), alone, size)
+    report(f"build of {size / 1e9:.2f} GB", watch(build, folders, environment), single_driver, size)
     if chosen.once:
         return
-    before = blobs_of(registry)
+    blobs_before = blobs_of(registry)
     change_weight(model)
-    again = watch(build, folders, environment)
-    fresh = {name: bytes_ for name, bytes_ in blobs_of(registry).items() if name not in before}
-    report("one weight changed", again, alone, size)
+    second_watch = watch(build, folders, environment)
+    fresh = {name: bytes_ for name, bytes_ in blobs_of(registry).items() if name not in blobs_before}
+    report("one weight changed", second_watch, single_driver, size)
     print(
         f"new blobs: {len(fresh)}, {sum(fresh.values()) >> 20} MiB; the largest {max(fresh.values(), default=0) >> 20}"
     )

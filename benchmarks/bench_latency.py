@@ -61,13 +61,13 @@ def _print_sessions(seconds: float, rounds: int) -> None:
 
 
 def _session_cells(path: Path, seconds: float, rounds: int) -> str:
-    bare = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    bare_session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     with OrtSession(path) as session:
         inputs = {spec.name: np.ones((4, 8), np.float32) for spec in session.inputs}
-        calls = (partial(bare.run, ["y"], inputs), partial(session.run, inputs), session.prepare_call(inputs))
+        calls = (partial(bare_session.run, ["y"], inputs), partial(session.run, inputs), session.prepare_call(inputs))
         medians = [[1e6 * float(np.median(latencies(call, seconds))) for call in calls] for _ in range(rounds)]
-    added = [_spread([row[side] - row[0] for row in medians], 1) for side in (1, 2)]
-    return f"{statistics.median(row[0] for row in medians):.1f} | {added[0]} | {added[1]}"
+    added_texts = [_spread([row[side] - row[0] for row in medians], 1) for side in (1, 2)]
+    return f"{statistics.median(row[0] for row in medians):.1f} | {added_texts[0]} | {added_texts[1]}"
 
 
 def _row(name: str, path: Path, seconds: float, rounds: int) -> str:
@@ -75,25 +75,25 @@ def _row(name: str, path: Path, seconds: float, rounds: int) -> str:
         inputs = {spec.name: np.ones(spec.shape, np.float32) for spec in session.inputs}
         latencies(lambda: session.run(inputs), seconds)
         rounds_s = [_round(session, inputs, seconds) for _ in range(rounds)]
-    bare = statistics.median(item[0] for item in rounds_s)
+    bare_median = statistics.median(item[0] for item in rounds_s)
     ratios = [_spread([item[side] / item[0] for item in rounds_s]) for side in (1, 2)]
-    return f"| {name} | {bare * 1e6:.1f} | {ratios[0]} | {ratios[1]} |"
+    return f"| {name} | {bare_median * 1e6:.1f} | {ratios[0]} | {ratios[1]} |"
 
 
 def _round(session: OrtSession, inputs: dict, seconds: float) -> tuple[float, float, float]:
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     series = latencies(lambda: session.run(inputs), seconds)
-    wall = (time.perf_counter() - begun) / len(series)
-    begun = time.perf_counter()
+    wall = (time.perf_counter() - start_s) / len(series)
+    start_s = time.perf_counter()
     for _ in range(len(series)):
         session.run(inputs)
-    bare = (time.perf_counter() - begun) / len(series)
-    return bare, float(series.mean()), wall
+    bare_s = (time.perf_counter() - start_s) / len(series)
+    return bare_s, float(series.mean()), wall
 
 
 def _spread(values: list[float], digits: int = 3) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    low, middle_quantile, high = statistics.quantiles(values, n=4)
+    return f"{middle_quantile:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 if __name__ == "__main__":

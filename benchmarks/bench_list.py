@@ -24,27 +24,27 @@ VERSIONS = 20
 
 def fill(models: int) -> CountingStore:
     """A registry of so many models."""
-    real, store = MemoryStore(), CountingStore()
-    manifest = publish_engines(real, [engine(real)], "a").manifest.to_bytes()
-    document = json.loads(real.objects[channel_key("digits", "candidate")])
+    real_store, store = MemoryStore(), CountingStore()
+    manifest = publish_engines(real_store, [engine(real_store)], "a").manifest.to_bytes()
+    document = json.loads(real_store.objects[channel_key("digits", "candidate")])
     for number in range(models):
         for version in range(1, VERSIONS + 1):
             store.put(manifest_key(f"model-{number:05}", str(version)), manifest)
         for name in ("candidate", "stable"):
-            named = {**document, "model": f"model-{number:05}", "name": name}
-            store.put(channel_key(f"model-{number:05}", name), canonical_json(named))
+            named_fields = {**document, "model": f"model-{number:05}", "name": name}
+            store.put(channel_key(f"model-{number:05}", name), canonical_json(named_fields))
     return store
 
 
 def measure(store: CountingStore, what: str, work: Callable[[], object]) -> None:
     """Print a line of JSON with the seconds and requests of `work`."""
-    begun, cpu = time.perf_counter(), time.process_time()
+    start_s, cpu = time.perf_counter(), time.process_time()
     with store.count() as requests:
         result = work()
     figures = {
         "what": what,
         "models": len(result) if isinstance(result, list) else None,
-        "seconds": round(time.perf_counter() - begun, 2),
+        "seconds": round(time.perf_counter() - start_s, 2),
         "cpu_seconds": round(time.process_time() - cpu, 2),
         "requests": dict(sorted(requests.items())),
         "load": round(os.getloadavg()[0], 1),

@@ -70,8 +70,8 @@ def prepare(path: Path, folder: Path) -> Data:
         Samples.open(path if (path := spec.folder / f"{name}.npz").exists() else spec.folder / "golden.npz", *shapes)
         for name in ("calibration", "golden", "held_out")
     )
-    done = export(request, golden, None, folder)
-    return Data(done.onnx, calibration, list(held_out.batches(16)))
+    done_export = export(request, golden, None, folder)
+    return Data(done_export.onnx, calibration, list(held_out.batches(16)))
 
 
 def session(model: onnx.ModelProto | Path, optimized: bool, threads: int = 0) -> Any:
@@ -87,8 +87,8 @@ def session(model: onnx.ModelProto | Path, optimized: bool, threads: int = 0) ->
 
 
 def embeddings(model: onnx.ModelProto | Path, data: Data) -> Any:
-    opened = session(model, optimized=False)
-    outputs = [opened.run(None, batch)[0] for batch in data.held_out]
+    opened_session = session(model, optimized=False)
+    outputs = [opened_session.run(None, batch)[0] for batch in data.held_out]
     return np.concatenate([output.reshape(len(output), -1) for output in outputs])
 
 
@@ -152,9 +152,9 @@ def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data, folder:
                 run(batch)
             if index:  # the first round warms up
                 times[name].append(time.process_time() - start)
-    first = statistics.median(next(iter(times.values())))
+    median = statistics.median(next(iter(times.values())))
     for name, series in times.items():
-        print(f"{name:44} {statistics.median(series) / 4:7.3f} s a batch, {first / statistics.median(series):5.2f} x")
+        print(f"{name:44} {statistics.median(series) / 4:7.3f} s a batch, {median / statistics.median(series):5.2f} x")
 
 
 def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> dict[str, onnx.ModelProto | Path]:
@@ -169,12 +169,12 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
         start = time.process_time()
         runs = group_runs(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
         (choices,) = choose_each(model, [SearchTarget(ranges, scheme)], runs, floor)
-        spent = time.process_time() - start
+        spent_s = time.process_time() - start
         label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"
         graphs[label] = written(choices, scheme)
         report(label, choices.point.share, graphs[label], exact, data)
         per_group = choices.cost.inferences_per_group
-        print(f"  search {spent:.0f} CPU-s; a group {per_group:.2f} inferences of the judged samples")
+        print(f"  search {spent_s:.0f} CPU-s; a group {per_group:.2f} inferences of the judged samples")
     return graphs
 
 
@@ -190,13 +190,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = prepare(options.spec, folder)
-        exact = embeddings(data.model, data)
-        seen = observe(data.model, data.calibration, activations(onnx.load(data.model)), histograms=False)
+        exact_embeddings = embeddings(data.model, data)
+        seen_observations = observe(data.model, data.calibration, activations(onnx.load(data.model)), histograms=False)
         print(f"{'':44} {'int8':>6} {'SQNR dB':>7} {'cosine':>8} {'Spearman':>8}")
-        report("onnxruntime quantize_static, MatMul", 1, peer(data, folder), exact, data)
-        for what in options.schemes or SCHEMES:
-            graphs = compare_quality(data, exact, seen, what)
-            if what == "CPU":
+        report("onnxruntime quantize_static, MatMul", 1, peer(data, folder), exact_embeddings, data)
+        for scheme in options.schemes or SCHEMES:
+            graphs = compare_quality(data, exact_embeddings, seen_observations, scheme)
+            if scheme == "CPU":
                 compare_speed({"fp32": data.model, **graphs}, data, folder)
 
 

@@ -34,13 +34,13 @@ def measure(command: Sequence[object], right: Sequence[int] = (0,)) -> Cost:
 
     Modules are compiled once, as those of an installed package are, whatever this environment says.
     """
-    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    ended = subprocess.run(list(map(str, command)), check=False, capture_output=True, cwd=ROOT, env=compiled)
-    if ended.returncode not in right:
-        ended.check_returncode()
+    compiled_values = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    usage_before, start_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    result = subprocess.run(list(map(str, command)), check=False, capture_output=True, cwd=ROOT, env=compiled_values)
+    if result.returncode not in right:
+        result.check_returncode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Cost(time.perf_counter() - begun, sum(after[:2]) - sum(before[:2]))
+    return Cost(time.perf_counter() - start_s, sum(after[:2]) - sum(usage_before[:2]))
 
 
 def one_round(spec: Path) -> dict[str, Cost]:
@@ -60,12 +60,12 @@ def summary(rounds: Sequence[dict[str, Cost]]) -> dict[str, float]:
     """Medians, and the median of the ratios round by round."""
 
     def median(side: str, what: str) -> float:
-        return round(statistics.median(getattr(one[side], what) for one in rounds), 2)
+        return round(statistics.median(getattr(one_round[side], what) for one_round in rounds), 2)
 
     def ratio(what: str) -> float:
         return round(statistics.median(getattr(o["pipeline"], what) / getattr(o["script"], what) for o in rounds), 2)
 
-    sides = {f"{side}_{what}_s": median(side, what) for side in rounds[0] for what in ("wall", "cpu")}
+    sides = {f"{side}_{label}_s": median(side, label) for side in rounds[0] for label in ("wall", "cpu")}
     return {**sides, "pipeline_over_script_wall": ratio("wall"), "pipeline_over_script_cpu": ratio("cpu")}
 
 

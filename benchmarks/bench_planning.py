@@ -53,10 +53,10 @@ class Canned:
 
     def run(self, job: Job[Any], watch: Watch = ignore_event) -> Any:
         fields = encode(job.request)
-        what = f"{job.name} {fields.get('variant') or fields.get('precision')}"
-        if what not in self._known:
-            self._known[what] = json.dumps(encode(self._real.run(job, watch)))
-        stored = self._known[what]
+        label = f"{job.name} {fields.get('variant') or fields.get('precision')}"
+        if label not in self._known:
+            self._known[label] = json.dumps(encode(self._real.run(job, watch)))
+        stored = self._known[label]
         stored_rows = json.loads(self._with_own_blobs(stored) if self.model else stored)  # the first model's are real
         return decode(stored_rows, result_type(job.request))
 
@@ -101,10 +101,10 @@ def write_model(folder: Path, index: int) -> Path:
 def fill(folder: Path, models: int) -> None:
     """Specs and records of so many models."""
     store = open_store(str(folder / "registry"), create=True)
-    canned = Canned(store)
-    context = RunContext(store, canned, canned)
+    canned_store = Canned(store)
+    context = RunContext(store, canned_store, canned_store)
     for index in range(models):
-        canned.model = index
+        canned_store.model = index
         spec = load_spec(write_model(folder / f"model-{index}", index))
         run = Run(spec, context)
         for unit in (unit for batch in run.prepare() for unit in batch.plan.units):
@@ -143,18 +143,18 @@ class SlowStore:
 
 def plan_all(folder: Path) -> dict[str, Any]:
     """Plan every spec; figures of this process."""
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     store = SlowStore(open_store(str(folder / "registry")))
     options = RunOptions(registry=str(folder / "registry"))
     with mock.patch.object(catalog, "store_named", lambda _: store), gather_specs(str(folder), None) as addresses:
         rows = catalog.plan_catalog(addresses, options)
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used_usage = [resource.getrusage(self) for self in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "said": catalog.summarize(rows),
         "requests": store.requests.value,
-        "seconds": round(time.perf_counter() - begun, 2),
-        "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in used), 2),
-        "peak_mib": [round(one.ru_maxrss / 1024) for one in used],
+        "seconds": round(time.perf_counter() - start_s, 2),
+        "cpu_seconds": round(sum(usage.ru_utime + usage.ru_stime for usage in used_usage), 2),
+        "peak_mib": [round(usage.ru_maxrss / 1024) for usage in used_usage],
     }
 
 
@@ -173,8 +173,8 @@ def main() -> None:
         fill(Path(folder), options.models)
         command = [sys.executable, "-m", "benchmarks.bench_planning", "--folder", folder]
         for copies in ("none yet", "there"):
-            ended = subprocess.run(command, check=True, capture_output=True, text=True)
-            result = json.loads(ended.stdout)
+            ended_result = subprocess.run(command, check=True, capture_output=True, text=True)
+            result = json.loads(ended_result.stdout)
             print(json.dumps({"models": options.models, "load_before": load, "copies": copies, **result}))
 
 

@@ -52,13 +52,13 @@ def main() -> None:
     chosen = parser.parse_args()
     families = chosen.family or [*FAMILIES]
     outcomes_found = list(spread(outcomes, families, range(chosen.seeds), chosen.workers))
-    clean = list(spread(alarms, families, range(5000, 5000 + chosen.clean), chosen.workers))
-    tables = fault_rows(outcomes_found, Honest(clean)), alarm_rows(clean)
+    clean_spread = list(spread(alarms, families, range(5000, 5000 + chosen.clean), chosen.workers))
+    tables = fault_rows(outcomes_found, Honest(clean_spread)), alarm_rows(clean_spread)
     print("\n".join(tables))
     if chosen.write:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), *tables), encoding="utf-8")
-    if wrong := missed(outcomes_found, clean):
-        sys.exit("\n".join(wrong))
+    if missed_names := missed(outcomes_found, clean_spread):
+        sys.exit("\n".join(missed_names))
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
     sides: dict[str, dict[str, Any]] = {
         side: {**task, "keep": False} for side in ("enginesmith", "sha256", "transport")
     }
-    tuned = {pair: run("boto3", {**task, "connections": pair[0], "part_mib": pair[1]}) for pair in TUNING}
-    best = min(tuned, key=lambda pair: tuned[pair]["seconds"])
-    print(f"boto3 is best with {best[0]} connections and parts of {best[1]} MiB")
-    sides["boto3"] = {**task, "connections": best[0], "part_mib": best[1]}
+    tuned_results = {pair: run("boto3", {**task, "connections": pair[0], "part_mib": pair[1]}) for pair in TUNING}
+    best_result = min(tuned_results, key=lambda pair: tuned_results[pair]["seconds"])
+    print(f"boto3 is best with {best_result[0]} connections and parts of {best_result[1]} MiB")
+    sides["boto3"] = {**task, "connections": best_result[0], "part_mib": best_result[1]}
     if options.s5cmd:
         sides["s5cmd"] = {**task, "program": options.s5cmd}
     results: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
@@ -73,8 +73,8 @@ def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
         for side, arguments in sides.items():
             results[side].append(run(side, arguments))
     run("enginesmith", {**task, "keep": True})
-    warm = min(run("enginesmith", {**task, "keep": True})["seconds"] for _ in range(3))
-    report(results, warm, options.mib)
+    warm_seconds = min(run("enginesmith", {**task, "keep": True})["seconds"] for _ in range(3))
+    report(results, warm_seconds, options.mib)
 
 
 def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int) -> None:
@@ -87,19 +87,19 @@ def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int) -> N
             f"median {statistics.median(run['cpu_s'] for run in runs):5.2f}, "
             f"enginesmith is at {ratio:.0%} of it"
         )
-    alone = ", ".join(
+    single_text = ", ".join(
         f"{name} {digest_speed(make()):.0f} MB/s" for name, make in (("SHA-256", sha256), ("BLAKE3", blake3))
     )
-    print(f"warm pull {warm:.3f} s; alone, one thread: {alone}")
+    print(f"warm pull {warm:.3f} s; alone, one thread: {single_text}")
 
 
 def run(side: str, task: dict[str, Any]) -> dict[str, float]:
     """One download in a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--task", json.dumps(task)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{side}: {done.stderr}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    done_result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done_result.returncode:
+        sys.exit(f"{side}: {done_result.stderr}")
+    result: dict[str, float] = json.loads(done_result.stdout.splitlines()[-1])
     return result
 
 
@@ -112,10 +112,10 @@ def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[
     registry = f"s3://{BUCKET}/registry?endpoint={endpoint}&path_style=1"
     client = enginesmith.Client(registry, cache=place / "cache")
     client.resolve("bench", "cpu")
-    measured = measuring()
-    pulled = client.pull("bench", place / "out", target="cpu")
-    measurement = measured()
-    assert pulled.engine.digest == digest
+    measuring_kit = measuring()
+    pulled_engine = client.pull("bench", place / "out", target="cpu")
+    measurement = measuring_kit()
+    assert pulled_engine.engine.digest == digest
     return measurement
 
 
@@ -158,21 +158,21 @@ def by_boto3(endpoint: str, folder: str, digest: str, connections: int, part_mib
     transfer = TransferConfig(
         multipart_chunksize=part_mib << 20, max_concurrency=connections, io_chunksize=1 << 20, max_io_queue=200
     )
-    measured = measuring()
+    measurement = measuring()
     client.download_file(BUCKET, key_of(digest), str(path), Config=transfer)
-    return measured()
+    return measurement()
 
 
 def by_s5cmd(endpoint: str, folder: str, digest: str, program: str) -> dict[str, float]:
     path = Path(folder) / "s5cmd"
     path.unlink(missing_ok=True)
     command = [program, "--endpoint-url", endpoint, "cp", "--concurrency", "8", "--part-size", "16"]
-    measured = measuring(resource.RUSAGE_CHILDREN)
+    measurement = measuring(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "AWS_REGION": "us-east-1"}
     subprocess.run(
         [*command, f"s3://{BUCKET}/{key_of(digest)}", str(path)], check=True, capture_output=True, env=environment
     )
-    return measured()
+    return measurement()
 
 
 SIDES = {
@@ -186,11 +186,11 @@ SIDES = {
 
 def measuring(who: int = resource.RUSAGE_SELF) -> Any:
     """From now on: seconds, CPU seconds and peak memory in MB."""
-    began, before = time.perf_counter(), resource.getrusage(who)
+    start_s, usage_before = time.perf_counter(), resource.getrusage(who)
 
     def measured() -> dict[str, float]:
-        seconds, after = time.perf_counter() - began, resource.getrusage(who)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        seconds, after = time.perf_counter() - start_s, resource.getrusage(who)
+        cpu = after.ru_utime + after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
         return {"seconds": seconds, "cpu_s": cpu, "rss_mb": after.ru_maxrss * 1024 / 1e6}
 
     return measured
@@ -202,10 +202,10 @@ def key_of(digest: str) -> str:
 
 def digest_speed(hasher: Any) -> float:
     """MB/s over memory on one thread: what a verified download can at most be."""
-    block, began = bytes(1 << 20), time.perf_counter()
+    block, start_s = bytes(1 << 20), time.perf_counter()
     for _ in range(512):
         hasher.update(block)
-    return 512 * 1.048576 / (time.perf_counter() - began)
+    return 512 * 1.048576 / (time.perf_counter() - start_s)
 
 
 def fill(folder: Path, endpoint: str, mib: int) -> str:
@@ -225,8 +225,8 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
         for _ in range(mib):
             stream.write(os.urandom(1 << 20))
     store = open_store(root, create=True)
-    stored = store.put_and_digest_file(engine)
-    digest = stored.digest
+    stored_file = store.put_and_digest_file(engine)
+    digest = stored_file.digest
     check = Check("engine", "sqnr_db", "y", "golden", 60.0, 40.0, True)
     now = "2026-01-01T00:00:00+00:00"
     report = Report(
@@ -244,10 +244,10 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
         report=proof,
         requires=(for_target(parse_targets("cpu")[0]),),
     )
-    approved = approve(report)
-    assert approved is not None
-    draft = Manifest("bench", "", now, digest_of(digest)).with_blake3({digest: stored.blake3})
-    publish(store, draft, [(entry, approved)], (), channel="candidate")
+    approved_report = approve(report)
+    assert approved_report is not None
+    draft = Manifest("bench", "", now, digest_of(digest)).with_blake3({digest: stored_file.blake3})
+    publish(store, draft, [(entry, approved_report)], (), channel="candidate")
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
     for key in store.list():
         client.upload_file(str(root / key), BUCKET, f"registry/{key}")

@@ -46,24 +46,24 @@ def main() -> None:
         return {"y": session.run(["y"], inputs)[0]}
 
     inputs = {name: np.ones((2, 30), np.float32) for name in NAMES}
-    exact, padding = router_of(run, {}), router_of(run, {"sequence": (32,)})
+    exact_router, padding = router_of(run, {}), router_of(run, {"sequence": (32,)})
     calls: dict[str, Callable[[], object]] = {
         "session": partial(run, inputs),
-        "router": partial(exact.run, inputs),
+        "router": partial(exact_router.run, inputs),
         "router, padding": partial(padding.run, inputs),
     }
     rounds = [[micros(call) for call in calls.values()] for _ in range(ROUNDS)]
-    least, middle = ([pick(times) for times in zip(*rounds, strict=True)] for pick in (min, median))
+    min_counts, middle_counts = ([pick(times) for times in zip(*rounds, strict=True)] for pick in (min, median))
     print("| way | least, µs | adds, µs | median, µs | adds, µs |\n|---|---|---|---|---|")
-    for name, low, mid in zip(calls, least, middle, strict=True):
-        print(f"| {name} | {low:.1f} | {low - least[0]:.1f} | {mid:.1f} | {mid - middle[0]:.1f} |")
+    for name, low, mid in zip(calls, min_counts, middle_counts, strict=True):
+        print(f"| {name} | {low:.1f} | {low - min_counts[0]:.1f} | {mid:.1f} | {mid - middle_counts[0]:.1f} |")
     with Batcher(padding, most=1, wait_s=0.0) as batcher:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in range(CALLS):
             batcher.submit(inputs).result()
-        print(f"| batcher | {(time.perf_counter() - begun) / CALLS * 1e6:.1f} | | | |")
-    assert padding.counts().padding_share > 0 and exact.counts().padding_share == 0
-    sys.exit(max(least) - least[0] > BAR_US)
+        print(f"| batcher | {(time.perf_counter() - start_s) / CALLS * 1e6:.1f} | | | |")
+    assert padding.counts().padding_share > 0 and exact_router.counts().padding_share == 0
+    sys.exit(max(min_counts) - min_counts[0] > BAR_US)
 
 
 def router_of(run: Callable[..., dict[str, np.ndarray]], edges: dict[str, tuple[int, ...]]) -> Router:
@@ -77,10 +77,10 @@ def router_of(run: Callable[..., dict[str, np.ndarray]], edges: dict[str, tuple[
 
 def micros(call: Callable[[], object]) -> float:
     """CPU time of one call, in microseconds."""
-    begun = time.process_time()
+    start_s = time.process_time()
     for _ in range(CALLS):
         call()
-    return (time.process_time() - begun) / CALLS * 1e6
+    return (time.process_time() - start_s) / CALLS * 1e6
 
 
 if __name__ == "__main__":

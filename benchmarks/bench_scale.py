@@ -51,12 +51,12 @@ def main() -> None:
     parser.add_argument("--part", choices=list(PARTS), action="append")
     options = parser.parse_args()
     for name in options.part or PARTS:
-        used = [resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()]
+        used_usage = [resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()]
         result = PARTS[name](options)
         cpu = resource.getrusage(resource.RUSAGE_SELF)
         cost = {
-            "driver_cpu_s": round(cpu.ru_utime + cpu.ru_stime - used[0].ru_utime - used[0].ru_stime, 1),
-            "driver_s": round(time.perf_counter() - used[1], 1),
+            "driver_cpu_s": round(cpu.ru_utime + cpu.ru_stime - used_usage[0].ru_utime - used_usage[0].ru_stime, 1),
+            "driver_s": round(time.perf_counter() - used_usage[1], 1),
             "driver_peak_mib": cpu.ru_maxrss >> 10,
             "load": round(os.getloadavg()[0], 1),
         }
@@ -95,9 +95,9 @@ def measure_node(store: Any, counting: Callable[[Store], Any]) -> dict[str, Any]
             if name == "move":
                 publish_version(store, "m", 2)
             with counting(store) as kinds:
-                began = time.perf_counter()
+                start_s = time.perf_counter()
                 work()
-                seconds = time.perf_counter() - began
+                seconds = time.perf_counter() - start_s
             totals[name] = {**dict(kinds), "seconds": round(seconds, 3)}
     return totals
 
@@ -129,10 +129,10 @@ def _sniffing(store: Any) -> Iterator[Counter[str]]:
 def writer(given: argparse.Namespace) -> dict[str, Any]:
     """The requests of a move (a rollback, between two versions with all evidence)."""
     store = fill(given.models, 1)
-    with store.counted() as sent:
+    with store.counted() as sent_count:
         channels.rollback(store, "m0", "stable")
     return {
-        "move": {**sent.kinds, "sent": sent.sent},
+        "move": {**sent_count.kinds, "sent": sent_count.sent},
         "channel_bytes": len(store.objects[channel_key("m0", "stable")]),
         "history_bytes": len(store.objects[channel_history_key("m0", "stable")]),
     }
@@ -165,11 +165,11 @@ def _channel_nodes(store: CountingStore, given: argparse.Namespace, real: int) -
 
 def _move_costs(store: CountingStore) -> tuple[int, int]:
     """Requests and bytes of a node that found a move, beside its look, by a real pull of the model m0."""
-    with tempfile.TemporaryDirectory() as folder, store.counted() as sent:
+    with tempfile.TemporaryDirectory() as folder, store.counted() as sent_count:
         client = Client(store.uri, cache=Path(folder) / "cache")
         client.__dict__["store"] = store
         client.pull("m0:stable", Path(folder) / "e", target=Machine.from_name(MACHINE))
-    return sent.count - 1, sent.received - len(store.objects[channel_key("m0", "stable")])
+    return sent_count.count - 1, sent_count.received - len(store.objects[channel_key("m0", "stable")])
 
 
 def _shown(found: Traffic, given: argparse.Namespace) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def outage(given: argparse.Namespace) -> dict[str, Any]:
     ]
     simulation = simulate(store, nodes, seconds, events, (0, 0))
     quarters = [range(int(seconds * part), int(seconds * (part + 0.25))) for part in (0, 0.25, 0.5, 0.75)]
-    rates = [sum(simulation.by_second[second] for second in quarter) / len(quarter) for quarter in quarters]
+    rates = [sum(simulation.by_second[time_s] for time_s in quarter) / len(quarter) for quarter in quarters]
     return {"requests_a_second_by_quarter": [round(rate, 1) for rate in rates], **_shown(simulation, given)}
 
 

@@ -50,20 +50,20 @@ def cells(backend: Backend, target: Target, count: int, folder: Path) -> str:
     with backend.open(backend.build(request, path, folder)) as session:
         inputs = {spec.name: np.ones((4, 8), np.float32) for spec in session.inputs}
         calls: list[Callable[[], object]] = [partial(session.run, inputs)]
-        if own := session.prepare_call(inputs):
-            calls.append(own)
+        if own_call := session.prepare_call(inputs):
+            calls.append(own_call)
         rounds = [[micros(call) for call in calls] for _ in range(ROUNDS)]
-    least = [min(times) for times in zip(*rounds, strict=True)]
-    runtime, adds = (f"{least[1]:.1f}", f"{least[0] - least[1]:.1f}") if len(least) == 2 else ("", "")
-    return f"{runtime} | {least[0]:.1f} | {adds}"
+    min_times = [min(times) for times in zip(*rounds, strict=True)]
+    runtime, adds = (f"{min_times[1]:.1f}", f"{min_times[0] - min_times[1]:.1f}") if len(min_times) == 2 else ("", "")
+    return f"{runtime} | {min_times[0]:.1f} | {adds}"
 
 
 def micros(call: Callable[[], object]) -> float:
     """CPU time of one call, in microseconds."""
-    begun = time.process_time()
+    start_s = time.process_time()
     for _ in range(CALLS):
         call()
-    return (time.process_time() - begun) / CALLS * 1e6
+    return (time.process_time() - start_s) / CALLS * 1e6
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ def fill(store: FileStore, count: int) -> None:
     for number in range(1, count):
         model = f"model-{number:05}"
         for manifest in manifests:
-            named = replace(manifest, model=model)
-            store.create(manifest_key(model, manifest.version), named.to_bytes())
-        to = Move("2", named.digest, "2026-01-01T00:00:00+00:00", "ada", "built")
+            named_manifest = replace(manifest, model=model)
+            store.create(manifest_key(model, manifest.version), named_manifest.to_bytes())
+        to = Move("2", named_manifest.digest, "2026-01-01T00:00:00+00:00", "ada", "built")
         store.create(channel_key(model, "candidate"), Channel(model, "candidate", 1, to).to_bytes())
 
 
@@ -66,20 +66,20 @@ def main(count: int) -> None:
         assert isinstance(store, FileStore)
         with unsynced():
             fill(store, count)
-        out = Path(place) / "site"
+        out_path = Path(place) / "site"
 
         def write() -> Written:
-            return write_site(store, SiteFolder(out))
+            return write_site(store, SiteFolder(out_path))
 
         timed(f"{count} models, 2 versions each, the first time", write)
         timed("nothing changed", write)
         move(store, "model-00007", "1")
         timed("one channel moved", write)
-        state = sum(path.stat().st_size for path in (out / STATE).rglob("*.json"))
-        files = sum(path.is_file() for path in out.rglob("*"))
+        state = sum(path.stat().st_size for path in (out_path / STATE).rglob("*.json"))
+        files = sum(path.is_file() for path in out_path.rglob("*"))
         print(f"{files} files; {state / count:.0f} bytes a model are kept of what was drawn")
         for path in ("index.html", "models.js", "models/model-00007/versions/2/index.html"):
-            data = (out / path).read_bytes()
+            data = (out_path / path).read_bytes()
             print(f"{path}: {len(data)} bytes, {len(gzip.compress(data, 6))} compressed")
 
 

@@ -50,11 +50,11 @@ def decoder_cells(settings: SamplingSettings, rows: int) -> str:
     def run(fed: Tensors) -> Tensors:
         return dict(zip(names, session.run(names, fed), strict=True))
 
-    ends, ids = {"length": (0, ANSWER)}, REQUEST.inputs[0]
-    decoder = Decoder(REQUEST.inputs, (State("past", "present"),), ends, ids, "logits", VOCABULARY, rows, 1)
+    end_fields, ids = {"length": (0, ANSWER)}, REQUEST.inputs[0]
+    decoder = Decoder(REQUEST.inputs, (State("past", "present"),), end_fields, ids, "logits", VOCABULARY, rows, 1)
     generator, prompts = Generator(run, decoder), [Prompt([1], settings, ANSWER, seed) for seed in range(rows)]
-    first = {"past": np.zeros((rows, 0, WIDTH), np.float32), "ids": np.ones((rows, 1), int)}
-    return figures((partial(decode_by_hand, run, first), partial(generator.generate, prompts)), ANSWER)
+    first_fields = {"past": np.zeros((rows, 0, WIDTH), np.float32), "ids": np.ones((rows, 1), int)}
+    return figures((partial(decode_by_hand, run, first_fields), partial(generator.generate, prompts)), ANSWER)
 
 
 def decode_by_hand(run: Callable[[Tensors], Tensors], held: Tensors) -> None:
@@ -66,10 +66,10 @@ def decode_by_hand(run: Callable[[Tensors], Tensors], held: Tensors) -> None:
 
 def figures(sides: Sequence[Callable[[], object]], steps: int) -> str:
     """CPU time of a step of both sides, and the difference. steps: of a call of each."""
-    least = [
+    min_times = [
         min(times) for times in zip(*([micros(side, steps) for side in sides] for _ in range(ROUNDS)), strict=True)
     ]
-    return f"{least[0]:.1f} | {least[1]:.1f} | {least[1] - least[0]:.1f}"
+    return f"{min_times[0]:.1f} | {min_times[1]:.1f} | {min_times[1] - min_times[0]:.1f}"
 
 
 def cells(spec: ModelSpec, rows: int) -> str:
@@ -78,13 +78,13 @@ def cells(spec: ModelSpec, rows: int) -> str:
     names = [output.name for output in session.get_outputs()]
     (state,) = spec.states()
     shape = {"h": (1, rows, 16), "past": (rows, 0, 8)}[state.input]
-    first, inputs = np.zeros(shape, np.float32), {"x": np.ones((rows, *spec.inputs["x"].shape[1:]), np.float32)}
+    first_array, inputs = np.zeros(shape, np.float32), {"x": np.ones((rows, *spec.inputs["x"].shape[1:]), np.float32)}
 
     def run(fed: Tensors) -> Tensors:
         return dict(zip(names, session.run(names, fed), strict=True))
 
     streams = Streams(run, spec.tensors(), spec.states(), {dim.name: (dim.min, dim.max) for dim in spec.named_dims()})
-    return figures((partial(by_hand, run, inputs, state, first), partial(by_streams, streams, inputs)), STEPS)
+    return figures((partial(by_hand, run, inputs, state, first_array), partial(by_streams, streams, inputs)), STEPS)
 
 
 def by_hand(run: Callable[[Tensors], Tensors], inputs: Tensors, state: State, held: np.ndarray) -> None:
@@ -102,10 +102,10 @@ def by_streams(streams: Streams, inputs: Tensors) -> None:
 
 def micros(sequence: Callable[[], object], steps: int) -> float:
     """CPU time of one step, in microseconds."""
-    begun = time.process_time()
+    start_s = time.process_time()
     for _ in range(BLOCKS * STEPS // steps):
         sequence()
-    return (time.process_time() - begun) / (BLOCKS * STEPS // steps * steps) * 1e6
+    return (time.process_time() - start_s) / (BLOCKS * STEPS // steps * steps) * 1e6
 
 
 if __name__ == "__main__":

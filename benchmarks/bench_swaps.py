@@ -62,8 +62,8 @@ def triton_server(dest: Path, folder: Path, *, poll: bool) -> Iterator[Started]:
     wheel = find_triton()
     if wheel is None:
         sys.exit("ENGINESMITH_TRITON names no unpacked wheel of nvidia-pytriton")
-    how = ["poll", "--repository-poll-secs", "1"] if poll else ["explicit", "--load-model", "digits"]
-    with triton(wheel, dest, folder, "--model-control-mode", *how) as server:
+    names = ["poll", "--repository-poll-secs", "1"] if poll else ["explicit", "--load-model", "digits"]
+    with triton(wheel, dest, folder, "--model-control-mode", *names) as server:
         url = f"http://127.0.0.1:{server.port}/v2/repository/models/digits/load"
         yield server.port, None if poll else Post(url, 60.0)
 
@@ -86,22 +86,22 @@ def swap(name: str, swaps: int) -> bool:
         with start(dest, Path(folder)) as (port, hook), SwapLoad(port, clients=CLIENTS) as load:
             for number in range(1, swaps + 1):
                 publish_engines(store, [cpu_engine(store, number)], number)
-                begun = time.perf_counter()
+                start_s = time.perf_counter()
                 look(store, dest, layout, hook)
                 wait_for(port, "digits", number)
-                times.append(time.perf_counter() - begun)
+                times.append(time.perf_counter() - start_s)
                 load.least = number
                 load_count = load.asked
                 while load.asked < load_count + 3 * CLIENTS and not load.failed:
                     time.sleep(0.001)
-    missing = len(set(range(swaps + 1)) - load.given)
+    missing_count = len(set(range(swaps + 1)) - load.given)
     millis = 1e3 * np.array(load.seconds)
-    figures = (name, swaps, load.asked, len(load.failed), missing, f"{np.median(times):.2f}", f"{max(times):.2f}")
+    figures = (name, swaps, load.asked, len(load.failed), missing_count, f"{np.median(times):.2f}", f"{max(times):.2f}")
     figures += (f"{np.median(millis):.1f}", f"{np.quantile(millis, 0.99):.1f}", f"{millis.max():.0f}")
     print(f"| {' | '.join(map(str, figures))} |", flush=True)
     for text in load.failed[:10]:
         print(text, file=sys.stderr)
-    return not load.failed and not missing
+    return not load.failed and not missing_count
 
 
 def main() -> None:

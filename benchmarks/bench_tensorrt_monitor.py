@@ -27,27 +27,27 @@ RNG = np.random.default_rng(0)
 
 def residual(path: Path, blocks: int = 48, width: int = 64) -> tuple[Path, str, list[tuple[int, ...]]]:
     """`blocks` blocks of two convolutions with a residual Add."""
-    nodes, weights, before = [], [], "x"
+    nodes, weights, text_before = [], [], "x"
     for index in range(blocks):
         for half in "ab":
             weight = f"w{index}{half}"
             array = RNG.standard_normal((width, width, 3, 3)).astype("f") * 0.05
             weights.append(numpy_helper.from_array(array, weight))
-        inner = [f"{index}{name}" for name in ("c", "r", "d", "s", "o")]
+        inner_texts = [f"{index}{name}" for name in ("c", "r", "d", "s", "o")]
         nodes += [
-            helper.make_node("Conv", [before, f"w{index}a"], [inner[0]], pads=[1] * 4),
-            helper.make_node("Relu", [inner[0]], [inner[1]]),
-            helper.make_node("Conv", [inner[1], f"w{index}b"], [inner[2]], pads=[1] * 4),
-            helper.make_node("Add", [inner[2], before], [inner[3]]),
-            helper.make_node("Relu", [inner[3]], [inner[4]]),
+            helper.make_node("Conv", [text_before, f"w{index}a"], [inner_texts[0]], pads=[1] * 4),
+            helper.make_node("Relu", [inner_texts[0]], [inner_texts[1]]),
+            helper.make_node("Conv", [inner_texts[1], f"w{index}b"], [inner_texts[2]], pads=[1] * 4),
+            helper.make_node("Add", [inner_texts[2], text_before], [inner_texts[3]]),
+            helper.make_node("Relu", [inner_texts[3]], [inner_texts[4]]),
         ]
-        before = inner[4]
-    return _saved(path, nodes, weights, before, (width, 32, 32))
+        text_before = inner_texts[4]
+    return _saved(path, nodes, weights, text_before, (width, 32, 32))
 
 
 def encoder(path: Path, layers: int = 12, width: int = 384) -> tuple[Path, str, list[tuple[int, ...]]]:
     """`layers` transformer layers with one head: attention and a feed-forward part, each normalized."""
-    nodes, weights, before = [], [], "x"
+    nodes, weights, node_before = [], [], "x"
 
     def weight(name: str, *shape: int) -> str:
         weights.append(numpy_helper.from_array(RNG.standard_normal(shape).astype("f") * 0.05, name))
@@ -58,22 +58,22 @@ def encoder(path: Path, layers: int = 12, width: int = 384) -> tuple[Path, str, 
         return name
 
     for i in range(layers):
-        q, k, v = (node("MatMul", [before, weight(f"w{i}{n}", width, width)], f"{i}{n}") for n in "qkv")
+        q, k, v = (node("MatMul", [node_before, weight(f"w{i}{n}", width, width)], f"{i}{n}") for n in "qkv")
         scores = node("MatMul", [q, node("Transpose", [k], f"{i}kt", perm=[0, 2, 1])], f"{i}scores")
-        mixed = node("MatMul", [node("Softmax", [scores], f"{i}soft"), v], f"{i}mixed")
+        mixed_node = node("MatMul", [node("Softmax", [scores], f"{i}soft"), v], f"{i}mixed")
         scale, bias = weight(f"g{i}a", width), weight(f"h{i}a", width)
-        seen = node("LayerNormalization", [node("Add", [mixed, before], f"{i}add"), scale, bias], f"{i}seen")
-        wide = node("MatMul", [seen, weight(f"u{i}", width, 4 * width)], f"{i}wide")
-        gate = node("Mul", [wide, node("Sigmoid", [wide], f"{i}sigmoid")], f"{i}gate")
+        seen = node("LayerNormalization", [node("Add", [mixed_node, node_before], f"{i}add"), scale, bias], f"{i}seen")
+        wide_node = node("MatMul", [seen, weight(f"u{i}", width, 4 * width)], f"{i}wide")
+        gate = node("Mul", [wide_node, node("Sigmoid", [wide_node], f"{i}sigmoid")], f"{i}gate")
         back = node("MatMul", [gate, weight(f"d{i}", 4 * width, width)], f"{i}back")
         scale, bias = weight(f"g{i}b", width), weight(f"h{i}b", width)
-        before = node("LayerNormalization", [node("Add", [back, seen], f"{i}sum"), scale, bias], f"{i}out")
-    return _saved(path, nodes, weights, before, (64, width))
+        node_before = node("LayerNormalization", [node("Add", [back, seen], f"{i}sum"), scale, bias], f"{i}out")
+    return _saved(path, nodes, weights, node_before, (64, width))
 
 
 def _saved(path: Path, nodes: Any, weights: Any, last: str, shape: tuple[int, ...]) -> Any:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape]) for name in ("x", last)]
-    graph = helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights)
+    value_infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape]) for name in ("x", last)]
+    graph = helper.make_graph(nodes, "deep", value_infos[:1], value_infos[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path, "x", [(size, *shape) for size in (1, 4, 8)]
 
@@ -114,8 +114,8 @@ def build(model: Path, name: str, shapes: list[tuple[int, ...]], watching: Any) 
 def ratio(with_it: list[float], without: list[float]) -> str:
     """Ratio of the medians, with 95 % of its resamples."""
     pairs = np.array([with_it, without])
-    drawn = [pairs[:, RNG.integers(0, pairs.shape[1], pairs.shape[1])] for _ in range(2000)]
-    low, high = np.quantile([np.median(a) / np.median(b) for a, b in drawn], [0.025, 0.975])
+    drawn_pairs = [pairs[:, RNG.integers(0, pairs.shape[1], pairs.shape[1])] for _ in range(2000)]
+    low, high = np.quantile([np.median(a) / np.median(b) for a, b in drawn_pairs], [0.025, 0.975])
     return f"{statistics.median(with_it) / statistics.median(without):.3f} ({low:.3f} to {high:.3f})"
 
 
@@ -130,13 +130,13 @@ def main() -> None:
             build(*case, None)
             results: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for index in range(rounds):
-                for watched in (index % 2 == 0, index % 2 == 1):
+                for is_watched in (index % 2 == 0, index % 2 == 1):
                     stop_count, phases = Counted(), list[str]()
-                    watching = monitor(trt, stop_count, phases.append) if watched else None
-                    results[watched].append(build(*case, watching))
+                    watching_monitor = monitor(trt, stop_count, phases.append) if is_watched else None
+                    results[is_watched].append(build(*case, watching_monitor))
             steps = _steps(case)
             cpu, wall = (ratio([a[i] for a in results[True]], [a[i] for a in results[False]]) for i in (0, 1))
-            median = statistics.median(each[1] for each in results[False])
+            median = statistics.median(result[1] for result in results[False])
             print(f"{make.__name__}: {median:.2f} s, {steps} steps; with the monitor, CPU x {cpu}, wall clock x {wall}")
 
 

@@ -49,11 +49,11 @@ def alarms(series: Array) -> bool:
 
 def finds(rng: np.random.Generator, draw: Draw, step: float) -> tuple[bool, bool]:
     """Whether a step is found within WITHIN points, and within 10, by a look after each point."""
-    before = int(rng.integers(60, 300))
-    series = np.exp(draw(rng, before + 10))
-    series[before:] *= step
-    first = next((n for n in range(1, 11) if _near(series[: before + n], before)), 99)
-    return first <= WITHIN, first <= 10
+    number_before = int(rng.integers(60, 300))
+    series = np.exp(draw(rng, number_before + 10))
+    series[number_before:] *= step
+    first_number = next((n for n in range(1, 11) if _near(series[: number_before + n], number_before)), 99)
+    return first_number <= WITHIN, first_number <= 10
 
 
 def _near(series: Array, index: int) -> bool:
@@ -64,15 +64,15 @@ def rates(name: str, percents: tuple[float, ...], normal: bool, count: int, seed
     """The shares of steps found and of flat series-years that alarm, over `count` of each."""
     rng, draw = np.random.default_rng(seed), sampler(percents, normal)
     is_found = [finds(rng, draw, STEP) for _ in range(count)]
-    big = [finds(rng, draw, 1.10) for _ in range(count // 2)]
-    wrong = sum(alarms(np.exp(draw(rng, DAYS))) for _ in range(count))
+    big_flags = [finds(rng, draw, 1.10) for _ in range(count // 2)]
+    wrong_total = sum(alarms(np.exp(draw(rng, DAYS))) for _ in range(count))
     return {
         "noise": f"{name}, {'normal' if normal else 'drawn'}",
         "sd_percent": round(100 * float(np.std(np.array(percents) / 100, ddof=1)), 2),
-        "found_within_5": sum(first for first, _ in is_found) / count,
-        "found_within_10": sum(second for _, second in is_found) / count,
-        "found_10_percent_within_5": sum(first for first, _ in big) / (count // 2),
-        "flat_years_alarming": wrong / count,
+        "found_within_5": sum(first_flag for first_flag, _ in is_found) / count,
+        "found_within_10": sum(second_flag for _, second_flag in is_found) / count,
+        "found_10_percent_within_5": sum(first_flag for first_flag, _ in big_flags) / (count // 2),
+        "flat_years_alarming": wrong_total / count,
     }
 
 
@@ -84,11 +84,11 @@ def main() -> None:
     parser.add_argument("--only", help="noise whose name begins so")
     chosen = parser.parse_args()
     for name, percents in MEASURED.items():
-        for normal in (False, True):
+        for is_normal in (False, True):
             if name.startswith(chosen.only or ""):
-                row = rates(name, percents, normal, chosen.series, chosen.seed)
-                kept = float(str(row["found_within_5"])) >= FOUND and float(str(row["flat_years_alarming"])) <= ALARMS
-                print(json.dumps({**row, "series": chosen.series, "bars": "kept" if kept else "missed"}), flush=True)
+                row = rates(name, percents, is_normal, chosen.series, chosen.seed)
+                flag = float(str(row["found_within_5"])) >= FOUND and float(str(row["flat_years_alarming"])) <= ALARMS
+                print(json.dumps({**row, "series": chosen.series, "bars": "kept" if flag else "missed"}), flush=True)
 
 
 if __name__ == "__main__":

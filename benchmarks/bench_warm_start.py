@@ -29,10 +29,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             cache = Path(folder) / "net.cache"
             runs = [measure_start(f"{__spec__.name}:{name}", cache) for _ in range(options.rounds)]
-        cold, warm = min(run.cold_cpu_s for run in runs), min(run.warm_cpu_s for run in runs)
+        cold_s, warm_s = min(run.cold_cpu_s for run in runs), min(run.warm_cpu_s for run in runs)
         clock = f"{min(run.cold_s for run in runs):.1f} | {min(run.warm_s for run in runs):.1f}"
         again = max(run.compiled_again for run in runs)
-        print(f"| {name} | {cold:.1f} | {warm:.1f} | {warm / cold:.2f} | {clock} | {again} |", flush=True)
+        print(f"| {name} | {cold_s:.1f} | {warm_s:.1f} | {warm_s / cold_s:.2f} | {clock} | {again} |", flush=True)
 
 
 def conv() -> tuple[Callable[..., "torch.Tensor"], tuple["torch.Tensor"]]:

@@ -44,23 +44,23 @@ def session(path: Path, optimized: bool = False, save: Path | None = None) -> An
 
 def script(model: Path, calibration: Path, golden: Path, folder: Path) -> None:
     """The parts, one after the other, in this process."""
-    whole, taken = dict(np.load(golden)), dict(np.load(calibration))
-    cases = [*single(whole), *(at_size(whole, batch, length) for batch in SIZES["batch"] for length in (1, 64, 128))]
+    arrays, taken_arrays = dict(np.load(golden)), dict(np.load(calibration))
+    cases = [*single(arrays), *(at_size(arrays, batch, length) for batch in SIZES["batch"] for length in (1, 64, 128))]
     fp32, int8, engine = (folder / f"{name}.onnx" for name in ("fp32", "int8", "engine"))
     loaded = onnx.shape_inference.infer_shapes(onnx.load(model), check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(loaded)
     onnx.save(loaded, fp32)
     compare(session(model), session(fp32), cases)
-    onnx.save(quantized(loaded, extremes(loaded, single(taken), folder)), int8)
+    onnx.save(quantized(loaded, extremes(loaded, single(taken_arrays), folder)), int8)
     compare(session(fp32), session(int8), cases)
     session(fp32, optimized=True, save=engine)
     compare(session(fp32), session(engine), cases)
     for _ in range(PROCESSES):
-        opened = session(engine)
+        opened_session = session(engine)
         for size in (1, 64, 128):
-            end, inputs = time.perf_counter() + SECONDS / PROCESSES, at_size(whole, 1 if size < 128 else 8, size)
+            end, inputs = time.perf_counter() + SECONDS / PROCESSES, at_size(arrays, 1 if size < 128 else 8, size)
             while time.perf_counter() < end:
-                opened.run(None, inputs)
+                opened_session.run(None, inputs)
 
 
 def single(arrays: Arrays) -> list[Arrays]:
@@ -73,13 +73,13 @@ def at_size(arrays: Arrays, batch: int, length: int) -> Arrays:
 
 def compare(expected: Any, actual: Any, cases: Sequence[Arrays]) -> None:
     """Print the SQNR in decibels over all cases, and the greatest error."""
-    signal = noise = largest = 0.0
+    signal = noise = largest_value = 0.0
     for inputs in cases:
-        for output, right in zip(expected.run(None, inputs), actual.run(None, inputs), strict=True):
-            error = output.astype(np.float64) - right
+        for output, right_output in zip(expected.run(None, inputs), actual.run(None, inputs), strict=True):
+            error = output.astype(np.float64) - right_output
             signal, noise = signal + float((output.astype(np.float64) ** 2).sum()), noise + float((error**2).sum())
-            largest = max(largest, float(np.abs(error).max()))
-    print(10 * np.log10(signal / noise) if noise else np.inf, largest)
+            largest_value = max(largest_value, float(np.abs(error).max()))
+    print(10 * np.log10(signal / noise) if noise else np.inf, largest_value)
 
 
 def products(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -89,13 +89,13 @@ def products(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 def extremes(model: onnx.ModelProto, samples: Sequence[Arrays], folder: Path) -> dict[str, tuple[float, float]]:
     """The least and the greatest value of what each product reads."""
-    tapped, names = onnx.ModelProto(), list(dict.fromkeys(node.input[0] for node in products(model)))
-    tapped.CopyFrom(model)
+    tapped_model, names = onnx.ModelProto(), list(dict.fromkeys(node.input[0] for node in products(model)))
+    tapped_model.CopyFrom(model)
     for name in names:
         for kind in ("ReduceMin", "ReduceMax"):
-            tapped.graph.node.append(helper.make_node(kind, [name], [f"{name}/{kind}"], keepdims=0))
-            tapped.graph.output.append(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, []))
-    onnx.save(tapped, folder / "tapped.onnx")
+            tapped_model.graph.node.append(helper.make_node(kind, [name], [f"{name}/{kind}"], keepdims=0))
+            tapped_model.graph.output.append(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, []))
+    onnx.save(tapped_model, folder / "tapped.onnx")
     opened = session(folder / "tapped.onnx", optimized=True)
     extreme_names = [f"{name}/{kind}" for name in names for kind in ("ReduceMin", "ReduceMax")]
     found = np.array([opened.run(extreme_names, inputs) for inputs in samples]).reshape(len(samples), len(names), 2)
@@ -105,7 +105,7 @@ def extremes(model: onnx.ModelProto, samples: Sequence[Arrays], folder: Path) ->
 def quantized(model: onnx.ModelProto, ranges: Mapping[str, tuple[float, float]]) -> onnx.ModelProto:
     """The model with Q/DQ before each product, its weights as int8 by column."""
     graph, nodes = model.graph, list[onnx.NodeProto]()
-    weights, done = {item.name: item for item in graph.initializer}, set[str]()
+    weights, done_sources = {item.name: item for item in graph.initializer}, set[str]()
     chosen = {node.output[0] for node in products(model)}
 
     def constant(name: str, array: Any) -> str:
@@ -115,13 +115,13 @@ def quantized(model: onnx.ModelProto, ranges: Mapping[str, tuple[float, float]])
     for node in list(graph.node):
         if node.output[0] in chosen:
             source, weight = node.input[0], node.input[1]
-            if source not in done:
+            if source not in done_sources:
                 low, high = min(ranges[source][0], 0.0), max(ranges[source][1], 0.0)
                 step = np.float32((high - low) / 255)
                 pair = constant(f"{source}/scale", step), constant(f"{source}/zero", np.uint8(round(-low / step)))
                 nodes.append(helper.make_node("QuantizeLinear", [source, *pair], [f"{source}/q"]))
                 nodes.append(helper.make_node("DequantizeLinear", [f"{source}/q", *pair], [f"{source}/dq"]))
-                done.add(source)
+                done_sources.add(source)
             values = numpy_helper.to_array(weights[weight])
             scale = (np.abs(values).max(0) / 127).astype("f")
             graph.initializer.remove(weights[weight])
@@ -164,8 +164,8 @@ def one_round(files: Sequence[Path], attribution: bool) -> tuple[Cost, Cost]:
         folder = Path(name)
         spec = write_spec(folder, *files, attribution)
         build = [sys.executable, "-m", "enginesmith", "build", spec, "--registry", folder / "registry"]
-        alone = [sys.executable, "-m", "benchmarks.bench_whole_build", *files, "--script", folder]
-        return measure(alone), measure([*build, "--runner", "inprocess"], (0, 1))  # 1: int8 may fail its checks
+        executables = [sys.executable, "-m", "benchmarks.bench_whole_build", *files, "--script", folder]
+        return measure(executables), measure([*build, "--runner", "inprocess"], (0, 1))  # 1: int8 may fail its checks
 
 
 def main() -> None:
@@ -181,12 +181,12 @@ def main() -> None:
         return
     load, rounds = os.getloadavg()[0], [one_round(options.files, options.attribution) for _ in range(options.runs)]
     sides = {
-        f"{side}_{what}_s": [round(getattr(one[index], what), 1) for one in rounds]
+        f"{side}_{label}_s": [round(getattr(round_result[index], label), 1) for round_result in rounds]
         for index, side in enumerate(("script", "build"))
-        for what in ("cpu", "wall")
+        for label in ("cpu", "wall")
     }
     ratios = {
-        what: statistics.median(getattr(b, what) / getattr(a, what) for a, b in rounds) for what in ("cpu", "wall")
+        label: statistics.median(getattr(b, label) / getattr(a, label) for a, b in rounds) for label in ("cpu", "wall")
     }
     print(json.dumps({"load_before": round(load, 1), **sides, "build_over_script": ratios}, indent=2))
 

@@ -43,9 +43,9 @@ class WallStopwatch:
 
     def time(self, inputs: Mapping[str, Array]) -> float:
         """Seconds of a run."""
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         self._session.run(inputs)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_s
 
 
 class CpuStopwatch:
@@ -72,9 +72,9 @@ class CpuStopwatch:
         return self._cpu_s(inputs) * self._fixed_s / float(np.median(self._fixed))
 
     def _cpu_s(self, inputs: Mapping[str, Array]) -> float:
-        begun = time.thread_time()
+        start_s = time.thread_time()
         self._session.run(inputs)
-        return time.thread_time() - begun
+        return time.thread_time() - start_s
 
 
 def replay(
@@ -84,27 +84,27 @@ def replay(
     sizes, arrivals = trace.sizes["sequence"], trace.at.tolist()
     places = np.searchsorted(edges, sizes).tolist()
     queues: list[deque[int]] = [deque() for _ in edges]
-    begun, now, following, runs, busy = time.perf_counter(), 0.0, 0, 0, 0.0
-    done = np.zeros(len(arrivals))
-    while runs == 0 or following < len(arrivals) or any(queues):
+    start_s, current_seconds, following_number, runs, busy_seconds = time.perf_counter(), 0.0, 0, 0, 0.0
+    done_array = np.zeros(len(arrivals))
+    while runs == 0 or following_number < len(arrivals) or any(queues):
         if not stopwatch.by_cpu:
-            now = time.perf_counter() - begun
-        while following < len(arrivals) and arrivals[following] <= now:
-            queues[places[following]].append(following)
-            following += 1
-        ready, wakes = _choose(queues, arrivals, policy, now)
-        if ready is None:
-            wakes = min(wakes, arrivals[following]) if following < len(arrivals) else wakes
+            current_seconds = time.perf_counter() - start_s
+        while following_number < len(arrivals) and arrivals[following_number] <= current_seconds:
+            queues[places[following_number]].append(following_number)
+            following_number += 1
+        ready_bucket, wakes = _choose(queues, arrivals, policy, current_seconds)
+        if ready_bucket is None:
+            wakes = min(wakes, arrivals[following_number]) if following_number < len(arrivals) else wakes
             if not stopwatch.by_cpu:
-                time.sleep(max(wakes - (time.perf_counter() - begun), 0.0))
-            now = wakes
+                time.sleep(max(wakes - (time.perf_counter() - start_s), 0.0))
+            current_seconds = wakes
             continue
-        taken = [queues[ready].popleft() for _ in range(min(policy.most, len(queues[ready])))]
-        inputs = pad(sizes[taken], edges[ready])
+        taken_items = [queues[ready_bucket].popleft() for _ in range(min(policy.most, len(queues[ready_bucket])))]
+        inputs = pad(sizes[taken_items], edges[ready_bucket])
         seconds = stopwatch.time(inputs)
-        runs, busy, now = runs + 1, busy + seconds, now + seconds
-        done[taken] = now if stopwatch.by_cpu else time.perf_counter() - begun
-    return Replayed(busy, len(arrivals), runs, float(np.quantile(done - trace.at, 0.99)))
+        runs, busy_seconds, current_seconds = runs + 1, busy_seconds + seconds, current_seconds + seconds
+        done_array[taken_items] = current_seconds if stopwatch.by_cpu else time.perf_counter() - start_s
+    return Replayed(busy_seconds, len(arrivals), runs, float(np.quantile(done_array - trace.at, 0.99)))
 
 
 def _choose(
@@ -112,10 +112,10 @@ def _choose(
 ) -> tuple[int | None, float]:
     """The ready queue with the oldest request, or None; and when the next one will be."""
     heads = [(arrivals[queue[0]], index) for index, queue in enumerate(queues) if queue]
-    ready = [
+    ready_heads = [
         head for head in heads if len(queues[head[1]]) >= policy.most or head[0] + policy.wait_s <= now
     ]  # fmt: skip
-    return (min(ready)[1] if ready else None), min((at + policy.wait_s for at, _ in heads), default=np.inf)
+    return (min(ready_heads)[1] if ready_heads else None), min((at + policy.wait_s for at, _ in heads), default=np.inf)
 
 
 def pad(sizes: Array, edge: int) -> Mapping[str, Array]:

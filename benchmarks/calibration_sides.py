@@ -23,13 +23,13 @@ def our_quantize(
 
     chosen, observations = method(name, percentile), data.with_suffix(".observations")
     if reuse and observations.exists():
-        seen = Observations.from_bytes(observations.read_bytes())
+        seen_observations = Observations.from_bytes(observations.read_bytes())
     else:
-        seen = observe(model, our_samples(data), histograms=reuse or chosen.needs_histogram, threads=1)
+        seen_observations = observe(model, our_samples(data), histograms=reuse or chosen.needs_histogram, threads=1)
     if reuse:
-        observations.write_bytes(seen.to_bytes())
+        observations.write_bytes(seen_observations.to_bytes())
     scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
-    onnx.save(quantize_int8(onnx.load(model), ranges(seen, chosen, activation), scheme)[0], out)
+    onnx.save(quantize_int8(onnx.load(model), ranges(seen_observations, chosen, activation), scheme)[0], out)
     return out
 
 
@@ -82,17 +82,17 @@ def our_search(model: Path, data: Path, out: Path, activation: Any, ranges_by: s
     from pipeline.quantization.statistics.observe import observe
 
     observations_path = data.with_suffix(".observations")
-    seen = (
+    seen_observations = (
         Observations.from_bytes(observations_path.read_bytes())
         if observations_path.exists()
         else observe(model, our_samples(data), histograms=True, threads=1)
     )
-    observations_path.write_bytes(seen.to_bytes())
+    observations_path.write_bytes(seen_observations.to_bytes())
     scheme = QuantizationScheme(activation, quantize_bias=activation == "uint8", float_precision="fp32")
     samples, dim = np.load(data, mmap_mode="r"), Dim("batch", 1, 8, 64)
-    ends = ((end + 1, {"x": np.array(samples[end : end + 1])}) for end in range(len(samples)))
-    runs = group_runs(ends, (TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE)),), (dim,))
-    target = SearchTarget(ranges(seen, method(ranges_by), activation), scheme)
+    end_runs = ((end + 1, {"x": np.array(samples[end : end + 1])}) for end in range(len(samples)))
+    runs = group_runs(end_runs, (TensorSpec("x", "float32", ("batch", 3, SIZE, SIZE)),), (dim,))
+    target = SearchTarget(ranges(seen_observations, method(ranges_by), activation), scheme)
     (choices,) = choose_each(onnx.load(model), [target], runs)
     onnx.save(quantize_int8(choices.model, choices.ranges, scheme)[0], out)
     return out

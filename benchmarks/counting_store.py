@@ -89,9 +89,9 @@ class CountingStore(MemoryStore):
     @contextmanager
     def count(self) -> Iterator[Counter[str]]:
         """The requests of a block."""
-        before, counts = self.requests.copy(), Counter[str]()
+        requests_before, counts = self.requests.copy(), Counter[str]()
         yield counts
-        counts.update(self.requests - before)
+        counts.update(self.requests - requests_before)
 
     def _below(self, prefix: str) -> Iterator[tuple[str, int]]:
         for name in list(self.by_folder.get(prefix, ())):

@@ -43,10 +43,10 @@ class Figure:
         numbers = [match.groups() for match in re.finditer(self.pattern, output or "")]
         if not numbers:
             return f"{NOT_MEASURED if output is None else 'failed'} | {target_text}"
-        values = [float(first) / (float(second[0]) if second else 1.0) for first, *second in numbers]
-        worst = min(values) if self.at_least else max(values)
-        is_met = worst >= self.target if self.at_least else worst <= self.target
-        return f"{worst:.3g}{self.unit} | {target_text}, {'met' if is_met else 'missed'}"
+        values = [float(first_number) / (float(second[0]) if second else 1.0) for first_number, *second in numbers]
+        worst_value = min(values) if self.at_least else max(values)
+        is_met = worst_value >= self.target if self.at_least else worst_value <= self.target
+        return f"{worst_value:.3g}{self.unit} | {target_text}, {'met' if is_met else 'missed'}"
 
 
 def _build(example: str, key: str) -> str:
@@ -74,7 +74,7 @@ FIGURES = (
 
 def table(outputs: Mapping[str, str]) -> str:
     """The section of the page. outputs: command -> what it printed."""
-    rows = [f"| {one.what} | {one.cells(outputs.get(one.command))} | `{one.command}` |" for one in FIGURES]
+    rows = [f"| {item.what} | {item.cells(outputs.get(item.command))} | `{item.command}` |" for item in FIGURES]
     return "\n".join(["| what | measured | target | `python -m benchmarks.` |", "|---|---|---|---|", *rows])
 
 
@@ -91,10 +91,10 @@ def machine() -> str:
 
 def printed(words: list[str]) -> str:
     """The output of a benchmark; '' where it failed. Exit 1 without an error says that it missed a bar of its own."""
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode in (0, 1) and "Traceback" not in done.stderr:
-        return done.stdout
-    print(done.stderr, file=sys.stderr)
+    done_result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if done_result.returncode in (0, 1) and "Traceback" not in done_result.stderr:
+        return done_result.stdout
+    print(done_result.stderr, file=sys.stderr)
     return ""
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as bench_router; default: all")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    outputs, where = dict[str, str](), machine()
+    outputs, machine_text = dict[str, str](), machine()
     with suppress(KeyboardInterrupt):  # what was measured before Ctrl-C is shown
         for command in dict.fromkeys(figure.command for figure in FIGURES):
             if not options.names or command.split()[0] in options.names:
@@ -112,12 +112,12 @@ def main() -> None:
                 outputs[command] = printed([sys.executable, "-m", *f"benchmarks.{command}".split()])
                 for figure in (figure for figure in FIGURES if figure.command == command):
                     print(f"  {figure.what}: {figure.cells(outputs[command])}", file=sys.stderr, flush=True)
-    section = f"{HEADING}\n\n{where}\n\n{table(outputs)}\n"
+    section = f"{HEADING}\n\n{machine_text}\n\n{table(outputs)}\n"
     print(section)
     if options.write:
-        before, _, after = PAGE.read_text(encoding="utf-8").partition(f"{HEADING}\n")
+        text_before, _, after = PAGE.read_text(encoding="utf-8").partition(f"{HEADING}\n")
         rest = "".join(after.partition("\n## ")[1:]).lstrip("\n")
-        PAGE.write_text("\n".join(filter(None, [f"{before.rstrip()}\n", section, rest])), encoding="utf-8")
+        PAGE.write_text("\n".join(filter(None, [f"{text_before.rstrip()}\n", section, rest])), encoding="utf-8")
 
 
 if __name__ == "__main__":

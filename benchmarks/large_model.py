@@ -30,8 +30,8 @@ def write_model(folder: Path, layers: int, width: int, seed: int = 0) -> Path:
             value = build.add_layer(value, f"layer{index:03d}")
         build.add("LayerNormalization", [value, *build.norm("last", width)], "y")
     shape = ["batch", TOKENS, width]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("x", "y")]
-    graph = helper.make_graph(build.nodes, "transformer", *ends, build.weights)
+    end_value_infos = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("x", "y")]
+    graph = helper.make_graph(build.nodes, "transformer", *end_value_infos, build.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     return folder / "model.onnx"
@@ -68,40 +68,40 @@ class _Transformer:
 
     def weight(self, name: str, rows: int, columns: int) -> str:
         """Standard normal numbers over the square root of `rows`."""
-        tensor, left, offset = (
+        tensor, left_rows, offset = (
             TensorProto(name=name, data_type=1, dims=[rows, columns]),
             rows * columns,
             self.stream.tell(),
         )
-        if 4 * left < LEAST_BYTES:
+        if 4 * left_rows < LEAST_BYTES:
             return self.constant(name, self.generator.standard_normal((rows, columns)) * rows**-0.5)
-        set_place(tensor, _WEIGHTS, offset, 4 * left)
-        while left:
-            drawn = self.generator.standard_normal(min(left, _BLOCK), np.float32) * np.float32(rows**-0.5)
-            self.stream.write(drawn.tobytes())
-            left -= len(drawn)
+        set_place(tensor, _WEIGHTS, offset, 4 * left_rows)
+        while left_rows:
+            drawn_array = self.generator.standard_normal(min(left_rows, _BLOCK), np.float32) * np.float32(rows**-0.5)
+            self.stream.write(drawn_array.tobytes())
+            left_rows -= len(drawn_array)
         self.weights.append(tensor)
         return name
 
     def add_layer(self, value: str, name: str) -> str:
         """Attention of one head, then two products, each with its normalization and residual."""
         width = self.width
-        normed = self.add("LayerNormalization", [value, *self.norm(f"{name}/norm1", width)], f"{name}/normed1")
+        norm_value = self.add("LayerNormalization", [value, *self.norm(f"{name}/norm1", width)], f"{name}/normed1")
         query, key, of = (
-            self.add("MatMul", [normed, self.weight(f"{name}/{part}", width, width)], f"{name}/{part}_out")
+            self.add("MatMul", [norm_value, self.weight(f"{name}/{part}", width, width)], f"{name}/{part}_out")
             for part in ("query", "key", "value")
         )
-        turned = self.add("Transpose", [key], f"{name}/turned", perm=[0, 2, 1])
-        scores = self.add("MatMul", [query, turned], f"{name}/scores")
+        turned_key = self.add("Transpose", [key], f"{name}/turned", perm=[0, 2, 1])
+        scores = self.add("MatMul", [query, turned_key], f"{name}/scores")
         scale = self.constant(f"{name}/scale", np.full((), width**-0.5))
-        scaled = self.add("Mul", [scores, scale], f"{name}/scaled")
-        shares = self.add("Softmax", [scaled], f"{name}/shares", axis=-1)
-        mixed = self.add("MatMul", [shares, of], f"{name}/mixed")
-        out = self.add("MatMul", [mixed, self.weight(f"{name}/out", width, width)], f"{name}/attention")
-        value = self.add("Add", [value, out], f"{name}/residual1")
-        normed = self.add("LayerNormalization", [value, *self.norm(f"{name}/norm2", width)], f"{name}/normed2")
-        wide = self.add("MatMul", [normed, self.weight(f"{name}/up", width, 4 * width)], f"{name}/wide")
-        biased = self.add("Add", [wide, self.constant(f"{name}/bias", np.zeros(4 * width))], f"{name}/biased")
-        active = self.add("Relu", [biased], f"{name}/active")
-        narrow = self.add("MatMul", [active, self.weight(f"{name}/down", 4 * width, width)], f"{name}/narrow")
+        scaled_scores = self.add("Mul", [scores, scale], f"{name}/scaled")
+        shares = self.add("Softmax", [scaled_scores], f"{name}/shares", axis=-1)
+        mixed_values = self.add("MatMul", [shares, of], f"{name}/mixed")
+        out_value = self.add("MatMul", [mixed_values, self.weight(f"{name}/out", width, width)], f"{name}/attention")
+        value = self.add("Add", [value, out_value], f"{name}/residual1")
+        norm_value = self.add("LayerNormalization", [value, *self.norm(f"{name}/norm2", width)], f"{name}/normed2")
+        wide_value = self.add("MatMul", [norm_value, self.weight(f"{name}/up", width, 4 * width)], f"{name}/wide")
+        biased = self.add("Add", [wide_value, self.constant(f"{name}/bias", np.zeros(4 * width))], f"{name}/biased")
+        active_value = self.add("Relu", [biased], f"{name}/active")
+        narrow = self.add("MatMul", [active_value, self.weight(f"{name}/down", 4 * width, width)], f"{name}/narrow")
         return self.add("Add", [value, narrow], f"{name}/residual2")

@@ -38,11 +38,11 @@ def main(spec_path: Path, folder: Path) -> None:
     """Export, calibrate, quantize, build and check; leave the engines in `folder`."""
     spec = load_spec(spec_path)
     model, golden = exported(spec, folder)
-    seen = calibrated(spec, model)
+    seen_observations = calibrated(spec, model)
     graphs: dict[GraphVariant, Path] = {}
     for item in candidates(spec, Selection()):
         if item.variant not in graphs:
-            graphs[item.variant] = written(spec, item.variant, model, seen, golden, folder)
+            graphs[item.variant] = written(spec, item.variant, model, seen_observations, golden, folder)
         try:
             build_and_check(spec, item, graphs[item.variant], golden, folder)
         except EnginesmithError as error:
@@ -66,8 +66,8 @@ def exported(spec: ModelSpec, folder: Path) -> tuple[Path, GoldenSet]:
     labels = (golden.labels,) if golden and golden.labels else ()
     samples = Samples.open(spec.file(golden.data), spec.tensors(), spec.named_dims(), labels) if golden else None
     column = samples.column(labels[0]) if samples and labels else None
-    done = export(request, samples, column, folder)
-    return done.onnx, GoldenSet.load(done.golden)
+    done_export = export(request, samples, column, folder)
+    return done_export.onnx, GoldenSet.load(done_export.golden)
 
 
 def calibrated(spec: ModelSpec, model: Path) -> Observations:
@@ -94,15 +94,15 @@ def shown(path: Path, precision: str) -> Path:
     """What the CPU can run in the graph's place, as the pipeline does."""
     if precision == "fp32":
         return path
-    emulated = path.with_suffix(".emulated.onnx")
-    onnx.save(emulate(onnx.load(path)), emulated)
-    return emulated
+    emulated_path = path.with_suffix(".emulated.onnx")
+    onnx.save(emulate(onnx.load(path)), emulated_path)
+    return emulated_path
 
 
 def check(spec: ModelSpec, stage: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
-    with OrtSession(expected, optimized=False) as original, OrtSession(actual, optimized=False) as right:
-        drift_checks(stage, original, right, golden, default_budget(stage, precision))
-        task_checks(right, golden, metrics_of(spec))
+    with OrtSession(expected, optimized=False) as session, OrtSession(actual, optimized=False) as right_session:
+        drift_checks(stage, session, right_session, golden, default_budget(stage, precision))
+        task_checks(right_session, golden, metrics_of(spec))
 
 
 def build_and_check(spec: ModelSpec, item: PlanCandidate, graph: Path, golden: GoldenSet, folder: Path) -> None:

@@ -41,8 +41,8 @@ def drifting(requests: int, per_second: float, top: int, seed: int = 2) -> Trace
     rng = np.random.default_rng(seed)
     hour = np.arange(requests) / requests * 24
     day = 0.5 - 0.5 * np.cos(hour / 24 * 2 * np.pi)
-    long = rng.random(requests) < 0.5 * (1 - day) ** 2
-    sizes = np.where(long, rng.normal(0.7, 0.05, requests), rng.normal(0.05 + 0.1 * day, 0.02, requests)) * top
+    is_long = rng.random(requests) < 0.5 * (1 - day) ** 2
+    sizes = np.where(is_long, rng.normal(0.7, 0.05, requests), rng.normal(0.05 + 0.1 * day, 0.02, requests)) * top
     return _trace(rng, sizes, per_second * (0.4 + 1.2 * day), top)
 
 
@@ -51,9 +51,9 @@ TRACES = {"bimodal": bimodal, "heavy tail": heavy_tail, "drifting": drifting}
 
 def _trace(rng: np.random.Generator, sizes: np.ndarray, rates: np.ndarray, top: int) -> Trace:
     """Requests of one sample whose gaps are exponential with the mean 1 / rate of each."""
-    at = np.cumsum(rng.exponential(1.0, len(sizes)) / rates)
-    whole = np.clip(np.ceil(sizes), 4, top).astype(np.int64)
-    return Trace(at - at[0], {"batch": np.ones(len(sizes), np.int64), "sequence": whole}, START)
+    sums = np.cumsum(rng.exponential(1.0, len(sizes)) / rates)
+    whole_array = np.clip(np.ceil(sizes), 4, top).astype(np.int64)
+    return Trace(sums - sums[0], {"batch": np.ones(len(sizes), np.int64), "sequence": whole_array}, START)
 
 
 def write_trace(trace: Trace, path: Path, hours: float | None = None, model: str = "") -> None:
@@ -62,9 +62,9 @@ def write_trace(trace: Trace, path: Path, hours: float | None = None, model: str
     path.unlink(missing_ok=True)
     rng = np.random.default_rng(0)
     with Recorder(path, model=model, made="benchmarks/traffic_traces.py") as recorder:
-        for at, size in zip(trace.at, trace.sizes["sequence"].tolist(), strict=True):
+        for arrival_s, size in zip(trace.at, trace.sizes["sequence"].tolist(), strict=True):
             ids = rng.integers(1, 257, (1, size), np.int64)
-            recorder.append({"input_ids": ids, "attention_mask": np.ones_like(ids)}, trace.start + at * stretch)
+            recorder.append({"input_ids": ids, "attention_mask": np.ones_like(ids)}, trace.start + arrival_s * stretch)
 
 
 def main() -> None:

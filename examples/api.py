@@ -39,10 +39,10 @@ def main(folder: Path) -> None:
     place = folder / "registry"
     outcome = enginesmith.build(folder / "net.yaml", registry=place)
     version = f"{outcome.model}@{outcome.version}"
-    pulled = enginesmith.pull(version, registry=place, target="cpu", precision="int8", dest=folder / "engines")
-    y = enginesmith.open_onnx(pulled)({"input": samples[64:]})["y"]
+    pulled_engine = enginesmith.pull(version, registry=place, target="cpu", precision="int8", dest=folder / "engines")
+    y = enginesmith.open_onnx(pulled_engine)({"input": samples[64:]})["y"]
     expected = make()(torch.from_numpy(samples[64:])).detach().numpy()
-    print(f"{pulled.path.name} is {pulled.engine.status}; largest error {np.abs(y - expected).max():.3f}")
+    print(f"{pulled_engine.path.name} is {pulled_engine.engine.status}; largest error {np.abs(y - expected).max():.3f}")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ def run(*words: object, announce: bool = True) -> str:
     # A table as wide as this terminal, although it comes through a pipe.
     size = {"COLUMNS": str(shutil.get_terminal_size().columns), "FORCE_COLOR": "1", "PREFECT_LOGGING_COLORS": "0"}
     env = size if sys.stdout.isatty() and command[1] != "pull" else None
-    code, out = run_logged([ENGINESMITH, *command[1:]], LOG, shorten=step_of, capture=True, env=env)
+    code, text = run_logged([ENGINESMITH, *command[1:]], LOG, shorten=step_of, capture=True, env=env)
     if code:
-        print(out, end="")
+        print(text, end="")
         show_end(LOG)
         sys.exit(f"the command ended with exit code {code}")
-    return out
+    return text
 
 
 def step_of(line: str) -> str:
@@ -61,22 +61,22 @@ def show_site() -> None:
 
 def main() -> None:
     """Run the demo."""
-    begun, is_first = time.monotonic(), not REGISTRY.exists()
+    start_s, is_first = time.monotonic(), not REGISTRY.exists()
     if is_first:
         print("Enginesmith demo: handwritten digits, from a trained PyTorch model to proven engines.")
         print(f"What Prefect, Ray and the compilers print: {LOG}")
     words = ("build", os.path.relpath(SPEC), "--registry", REGISTRY, "--runner", "prefect", "--executor", "ray")
-    built = run(*words, announce=is_first)
-    print(built, end="")
-    if "everything was cached" in built:
+    build_output = run(*words, announce=is_first)
+    print(build_output, end="")
+    if "everything was cached" in build_output:
         show_site()
         return
     dest = REGISTRY / "pulled"
-    pulled = run("pull", "digits", "--target", "cpu", "--registry", REGISTRY, "--dest", dest)
-    print(pulled, end="")
-    path = pulled.splitlines()[0].partition(" (")[0]
+    pull_output = run("pull", "digits", "--target", "cpu", "--registry", REGISTRY, "--dest", dest)
+    print(pull_output, end="")
+    path = pull_output.splitlines()[0].partition(" (")[0]
     print(f"accuracy of the pulled engine on held-out digits: {classify(Path(path)):.1%}")
-    print(f"\ndemo finished in {time.monotonic() - begun:.0f} s; run it again, and everything is cached")
+    print(f"\ndemo finished in {time.monotonic() - start_s:.0f} s; run it again, and everything is cached")
     show_site()
 
 

@@ -44,11 +44,11 @@ LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 def main() -> None:
     """Run the demo."""
     signal.signal(signal.SIGTERM, _interrupt)
-    begun = time.monotonic()
+    start_s = time.monotonic()
     try:
         with ExitStack() as stack:
             _show(stack, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="enginesmith-cluster-"))))
-        print(f"\neverything is ended and gone; the demo took {time.monotonic() - begun:.0f} s")
+        print(f"\neverything is ended and gone; the demo took {time.monotonic() - start_s:.0f} s")
     except KeyboardInterrupt:
         print("\ninterrupted; everything is ended and gone")
         sys.exit(130)
@@ -70,7 +70,7 @@ def _show(stack: ExitStack, folder: Path) -> None:
     ray = ["--executor", "ray", "--ray-address", f"127.0.0.1:{ray_port}", "--wait-for-nodes", "10m"]
     traffic = folder / "traffic"
     traffic.mkdir()
-    only = [part for name in FLOWS for part in ("--only", name)]
+    only_parts = [part for name in FLOWS for part in ("--only", name)]
     _run(
         [
             "enginesmith",
@@ -81,7 +81,7 @@ def _show(stack: ExitStack, folder: Path) -> None:
             "--traffic",
             str(traffic),
             *REPLAY,
-            *only,
+            *only_parts,
             *ray,
         ],
         environment,
@@ -116,7 +116,7 @@ def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int
 
     known: lines and ended runs of before, which are left out. A run that did not complete ends the demo.
     """
-    deadline, (deadline_s, over) = time.monotonic() + PATIENCE_S, known
+    deadline, (deadline_s, excess_count) = time.monotonic() + PATIENCE_S, known
     while time.monotonic() < deadline:
         runs = _post(f"{url}/flow_runs/filter", {"flow_runs": {"state": {"type": {"not_any_": ["SCHEDULED"]}}}})
         lines = _post(f"{url}/logs/filter", {"sort": "TIMESTAMP_ASC", "offset": deadline_s})
@@ -124,18 +124,18 @@ def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int
             if line["task_run_id"] is None:
                 print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
         deadline_s += len(lines)
-        ended = [run for run in runs if run["state_type"] in ENDED]
-        for run in sorted(ended, key=lambda run: run["end_time"] or "")[over:]:
+        ended_runs = [run for run in runs if run["state_type"] in ENDED]
+        for run in sorted(ended_runs, key=lambda run: run["end_time"] or "")[excess_count:]:
             print(
                 ": ".join(filter(None, [f"  run '{run['name']}' {run['state_name']}", run["state"]["message"]])),
                 flush=True,
             )
             if run["state_type"] != "COMPLETED":
                 sys.exit(1)
-        over = len(ended)
-        names = {run["name"].partition(" ")[0] for run in ended}
-        if {STARTS[name] for name in flows} <= names and len(ended) == len(runs) and not lines:
-            return deadline_s, over
+        excess_count = len(ended_runs)
+        names = {run["name"].partition(" ")[0] for run in ended_runs}
+        if {STARTS[name] for name in flows} <= names and len(ended_runs) == len(runs) and not lines:
+            return deadline_s, excess_count
         time.sleep(0.5)
     sys.exit(f"the runs did not end within {PATIENCE_S} s")
 
@@ -157,14 +157,14 @@ def _ray_cluster(port: int) -> Iterator[None]:
     """A Ray with a head at this port, and a node for each generation; the GPUs are numbers, nothing more."""
     from ray.cluster_utils import Cluster
 
-    here = {"node_ip_address": "127.0.0.1"}
+    fields = {"node_ip_address": "127.0.0.1"}
     cluster = Cluster()
     try:
         with _starting("head"):
-            cluster.add_node(num_cpus=2, include_dashboard=False, gcs_server_port=port, **here)
+            cluster.add_node(num_cpus=2, include_dashboard=False, gcs_server_port=port, **fields)
         for generation in GENERATIONS:
             with _starting(generation):
-                cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": generation}, **here)
+                cluster.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": generation}, **fields)
         yield
     finally:
         cluster.shutdown()
@@ -187,28 +187,28 @@ def _starting(node: str) -> Iterator[None]:
 def _process(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
     """A process in a group of its own, which Ctrl-C in the terminal does not reach; ended with all its children."""
     with log.open("wb") as stream:
-        running = subprocess.Popen(
+        running_process = subprocess.Popen(
             _whole(command), env=environment, stdout=stream, stderr=stream, start_new_session=True
         )
     try:
         yield
     finally:
-        running.terminate()
+        running_process.terminate()
         try:
-            running.wait(40)
+            running_process.wait(40)
         except subprocess.TimeoutExpired:
             pass
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+                os.killpg(running_process.pid, signal.SIGKILL)
+            running_process.wait()
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
     print(f"\n$ {shlex.join(command)}", flush=True)
-    done = subprocess.run(_whole(command), env=environment, check=False)
-    if done.returncode:
-        sys.exit(f"the command ended with exit code {done.returncode}")
+    done_result = subprocess.run(_whole(command), env=environment, check=False)
+    if done_result.returncode:
+        sys.exit(f"the command ended with exit code {done_result.returncode}")
 
 
 def _whole(command: list[str]) -> list[str]:

@@ -38,8 +38,8 @@ def requests() -> Iterator[np.ndarray]:
     with np.load(IMAGES) as data:
         images = data["image"]
     for number in range(BEFORE + AFTER):
-        large = rng.random() < (USUALLY if number < BEFORE else THEN)
-        size = LARGER if large else min(int(rng.geometric(0.15)), LARGEST)
+        is_large = rng.random() < (USUALLY if number < BEFORE else THEN)
+        size = LARGER if is_large else min(int(rng.geometric(0.15)), LARGEST)
         yield images[rng.integers(0, len(images), size)]
 
 
@@ -66,10 +66,10 @@ def main(registry: str, traffic: str, server: str) -> None:
     """Serve until the event is sent."""
     client = enginesmith.Client(registry)
     with tempfile.TemporaryDirectory() as folder:
-        pulled = client.pull_all("digits:stable", folder)
-        version = pulled[0].located.manifest.version
-        router = enginesmith.Router.opened(pulled)
-        since, before, rate = datetime.now(UTC), 0, 0.0
+        pulled_engines = client.pull_all("digits:stable", folder)
+        version = pulled_engines[0].located.manifest.version
+        router = enginesmith.Router.opened(pulled_engines)
+        start_time, unanswered_before, rate = datetime.now(UTC), 0, 0.0
         with router, enginesmith.Recorder(Path(traffic) / "digits.jsonl", model="digits") as recorder:
             for number, images in enumerate(requests()):
                 inputs = {"image": images}
@@ -79,14 +79,14 @@ def main(registry: str, traffic: str, server: str) -> None:
                 counts = router.counts()
                 if counts.requests % WINDOW:
                     continue
-                rate = (counts.unanswered - before) / WINDOW
+                rate = (counts.unanswered - unanswered_before) / WINDOW
                 if rate > TOO_MANY * USUALLY:
                     break
-                since, before = datetime.now(UTC), counts.unanswered
+                start_time, unanswered_before = datetime.now(UTC), counts.unanswered
     if rate <= TOO_MANY * USUALLY:
         sys.exit(f"no rise in {counts.requests} requests, of which {100 * counts.fallback_rate:.1f} % fit no engine")
     # By a thread of its own: no request waits for it.
-    body = json.dumps([event(rate, since, version, registry)]).encode()
+    body = json.dumps([event(rate, start_time, version, registry)]).encode()
     request = Request(f"{server}/events", body, {"Content-Type": "application/json"})
     sender = Thread(target=urlopen, args=(request,), kwargs={"timeout": 10.0})
     sender.start()

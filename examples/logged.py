@@ -65,9 +65,9 @@ def run_logged(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    with log.open("a", encoding="utf-8") as lines, tempfile.TemporaryFile("w+", encoding="utf-8") as out:
+    with log.open("a", encoding="utf-8") as lines, tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         lines.write(f"$ {' '.join(command)}\n")
-        pipes = {"stdout": out, "stderr": subprocess.PIPE} if capture else {"stdout": subprocess.PIPE}
+        pipes = {"stdout": file, "stderr": subprocess.PIPE} if capture else {"stdout": subprocess.PIPE}
         process = subprocess.Popen(
             command, **{"stderr": subprocess.STDOUT, **pipes}, text=True, errors="replace", env=environment
         )  # type: ignore[call-overload]
@@ -76,8 +76,8 @@ def run_logged(
                 lines.write(line)
                 lines.flush()
                 status.text = shorten(line) or status.text
-        out.seek(0)
-        return process.returncode, out.read()
+        file.seek(0)
+        return process.returncode, file.read()
 
 
 def show_end(log: Path) -> None:
@@ -88,13 +88,13 @@ def show_end(log: Path) -> None:
 
 def main(log: Path, command: Sequence[str]) -> int:
     """Run the command line and return the command's exit code."""
-    begun = time.monotonic()
+    start_s = time.monotonic()
     print(f"$ {' '.join(command)}\n  the whole log: {log}", flush=True)
     code, _ = run_logged(command, log)
     if code:
         show_end(log)
     else:
-        print(f"  done in {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"  done in {time.monotonic() - start_s:.0f} s", flush=True)
     return code
 
 

@@ -39,8 +39,8 @@ class EngineModel(mlflow.pyfunc.PythonModel):
 def log_version(reference: str, registry: str) -> Any:
     """Log the best engine of a version for this CPU; returns MLflow's `ModelInfo`. Raises as `enginesmith.pull`."""
     with tempfile.TemporaryDirectory() as folder:
-        pulled = enginesmith.pull(reference, registry=registry, dest=folder, target="cpu")
-        facts = json.loads(pulled.description.read_bytes())
+        pulled_engine = enginesmith.pull(reference, registry=registry, dest=folder, target="cpu")
+        facts = json.loads(pulled_engine.description.read_bytes())
         names = ("model", "version", "manifest", "digest", "target", "precision", "backend", "status")
         return mlflow.pyfunc.log_model(
             name=str(facts["model"]),

@@ -70,8 +70,8 @@ class Requests(BaseHTTPRequestHandler):
             if self.path == "/reload":
                 self.server.reload()
                 return self._answer(200, {})
-            served = self.server.served  # once: a swap while this request runs changes nothing for it
-            return self._answer(200, answer(served, json.loads(body)))
+            served_requests = self.server.served  # once: a swap while this request runs changes nothing for it
+            return self._answer(200, answer(served_requests, json.loads(body)))
         except Exception as error:  # of a request, or of an engine that cannot be opened: the server goes on
             return self._answer(400, {"error": f"{type(error).__name__}: {error}"})
 
@@ -91,11 +91,11 @@ def open_served(current: Path) -> Served:
     """Open the engine behind the link, and run it once, so that no request waits for its first run."""
     folder = current.resolve()  # once: from here on it is this folder, wherever the link goes
     path = next(folder.glob("*.json"))
-    described = json.loads(path.read_bytes())
+    described_document = json.loads(path.read_bytes())
     run = enginesmith.open_onnx(path)
-    tuned = {name: opt for name, _, opt, _ in described["profiles"][0]["inputs"]}
-    run({item["name"]: np.zeros(tuned[item["name"]], item["dtype"]) for item in described["inputs"]})
-    return Served(folder, described["version"], run)
+    tuned_ranges = {name: opt_shape for name, _, opt_shape, _ in described_document["profiles"][0]["inputs"]}
+    run({item["name"]: np.zeros(tuned_ranges[item["name"]], item["dtype"]) for item in described_document["inputs"]})
+    return Served(folder, described_document["version"], run)
 
 
 def answer(served: Served, request: Mapping[str, Any]) -> dict[str, Any]:

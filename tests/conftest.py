@@ -89,8 +89,8 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
     """What tests write need not outlive a crash of the machine: that takes 3 to 11 ms a file, and a build writes 85."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("os.fsync", os.fstat)  # it fails for what is no open file, as the other does
+    with pytest.MonkeyPatch.context() as patched_context:
+        patched_context.setattr("os.fsync", os.fstat)  # it fails for what is no open file, as the other does
         yield
 
 
@@ -100,9 +100,9 @@ def one_server() -> Iterator[OneServer]:
     from pipeline.compile.preflight import PRELOADED
 
     server = OneServer()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pipeline.orchestration.run.fork_server", server)
-        patched.setattr("pipeline.sources.export.fork_here", lambda: server(PRELOADED))
+    with pytest.MonkeyPatch.context() as patched_context:
+        patched_context.setattr("pipeline.orchestration.run.fork_server", server)
+        patched_context.setattr("pipeline.sources.export.fork_here", lambda: server(PRELOADED))
         yield server
     server.stop()
 

@@ -49,9 +49,9 @@ def environment(kind: str, folder: Path) -> dict[str, str]:
         raise EmulationError("it takes a C compiler, `cc`")
     library, cpuinfo = folder / "emulated_cpu.so", folder / "cpuinfo"
     cpuinfo.write_text(re.sub(flags, "", Path("/proc/cpuinfo").read_text()))
-    defined = [f"-D{name}={sum(1 << bit for bit in bits)}u" for name, bits in masks.items()]
+    defined_texts = [f"-D{name}={sum(1 << bit for bit in bits)}u" for name, bits in masks.items()]
     source = str(Path(__file__).with_suffix(".c"))
-    words = [compiler, "-shared", "-fPIC", "-O2", *defined, f'-DCPUINFO="{cpuinfo}"', source, "-o"]
+    words = [compiler, "-shared", "-fPIC", "-O2", *defined_texts, f'-DCPUINFO="{cpuinfo}"', source, "-o"]
     words += [str(library), "-ldl"]
     variables = {**os.environ, "LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()}
     try:

@@ -96,8 +96,8 @@ def save_graph(
     """The graph with weights w1, w2, ... of these shapes. scale: of a weight, times the root of its first size."""
     model = onnx.parser.parse_model(text)
     for index, shape in enumerate(shapes, 1):
-        drawn = rng.normal(size=shape, scale=scale * shape[0] ** -0.5).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(drawn, f"w{index}"))
+        drawn_array = rng.normal(size=shape, scale=scale * shape[0] ** -0.5).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(drawn_array, f"w{index}"))
     onnx.save(model, path)
 
 
@@ -109,13 +109,13 @@ def draw(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 
 def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy with another value at a path of keys with '/'; None removes the key."""
-    changed = copy.deepcopy(spec)
-    *above, last = path.split("/")
-    place = changed
-    for name in above:
+    changed_spec = copy.deepcopy(spec)
+    *parent_names, last_part = path.split("/")
+    place = changed_spec
+    for name in parent_names:
         place = place.setdefault(name, {})
-    place.pop(last, None)
-    return changed if value is None else (place.update({last: value}) or changed)
+    place.pop(last_part, None)
+    return changed_spec if value is None else (place.update({last_part: value}) or changed_spec)
 
 
 def rewrite(folder: Path, spec: dict[str, Any]) -> Path:

@@ -44,13 +44,13 @@ class FixedDecoder(nn.Module):
     def forward(self, ids: torch.Tensor, cache: torch.Tensor, length: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One step. length: int64 (batch), places that are filled. Behind the end the last place is written again:
         sizes and values are tried independently."""
-        hidden = self.tokens(ids)
+        hidden_tokens = self.tokens(ids)
         places = (length[:, None] + torch.arange(ids.shape[1])).clamp(max=PLACES - 1)
-        cache = cache.scatter(1, places[..., None].expand_as(hidden), self.key(hidden))
-        scores = self.query(hidden) @ cache.transpose(1, 2)
-        later = torch.arange(PLACES) > places[..., None]
-        read = scores.masked_fill(later, -1e4).softmax(-1) @ cache
-        return (hidden + read) @ self.tokens.weight.T, cache, length + ids.shape[1]
+        cache = cache.scatter(1, places[..., None].expand_as(hidden_tokens), self.key(hidden_tokens))
+        scores = self.query(hidden_tokens) @ cache.transpose(1, 2)
+        is_later = torch.arange(PLACES) > places[..., None]
+        loaded_softmax = scores.masked_fill(is_later, -1e4).softmax(-1) @ cache
+        return (hidden_tokens + loaded_softmax) @ self.tokens.weight.T, cache, length + ids.shape[1]
 
 
 def make_fixed() -> nn.Module:

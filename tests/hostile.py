@@ -46,38 +46,38 @@ def places(value: Any, at: Path = ()) -> Iterator[Path]:
 
 
 def _replace(document: Any, place: Path, value: Any, how: str) -> Any:
-    changed = deepcopy(document)
-    inside = changed
+    changed_document = deepcopy(document)
+    inner_document = changed_document
     for part in place[:-1]:
-        inside = inside[part]
-    last = place[-1]
+        inner_document = inner_document[part]
+    last_name = place[-1]
     if how == "drop":
-        del inside[last]
-    elif how == "rename" and isinstance(inside, dict):
-        inside[str(value)[:400]] = inside.pop(last)
-    elif how == "add" and isinstance(inside, list):
-        inside.append(value)
+        del inner_document[last_name]
+    elif how == "rename" and isinstance(inner_document, dict):
+        inner_document[str(value)[:400]] = inner_document.pop(last_name)
+    elif how == "add" and isinstance(inner_document, list):
+        inner_document.append(value)
     elif how == "add":
-        inside["unknown"] = value
+        inner_document["unknown"] = value
     else:
-        inside[last] = value
-    return changed
+        inner_document[last_name] = value
+    return changed_document
 
 
 def encoded(value: Any) -> bytes:
     """JSON with `Raw` texts as they are."""
-    raw: dict[str, str] = {}
+    raw_fields: dict[str, str] = {}
 
     def marked(item: Any) -> Any:
         if isinstance(item, Raw):
-            raw[mark := f"@raw{len(raw)}@"] = item
+            raw_fields[mark := f"@raw{len(raw_fields)}@"] = item
             return mark
         if isinstance(item, dict):
-            return {str(key): marked(inner) for key, inner in item.items()}
-        return [marked(inner) for inner in item] if isinstance(item, list) else item
+            return {str(key): marked(inner_value) for key, inner_value in item.items()}
+        return [marked(inner_value) for inner_value in item] if isinstance(item, list) else item
 
     text = json.dumps(marked(value), ensure_ascii=False)
-    for mark, inputs in raw.items():
+    for mark, inputs in raw_fields.items():
         text = text.replace(f'"{mark}"', inputs)
     return text.encode()
 
@@ -105,18 +105,18 @@ def damaged(draw: st.DrawFn, valid: bytes) -> bytes:
     """Bytes with bits flipped, a part cut out, repeated or put in."""
     data = bytearray(valid)
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, max(0, len(data) - 1)))
-        how = draw(st.sampled_from(["flip", "cut", "put", "repeat", "end"]))
-        if how == "flip" and data:
-            data[at] ^= 1 << draw(st.integers(0, 7))
-        elif how == "cut":
-            del data[at : at + draw(st.integers(1, 50))]
-        elif how == "put":
-            data[at:at] = draw(st.binary(min_size=1, max_size=20))
-        elif how == "repeat":
-            data[at:at] = data[at : at + 40]
+        offset = draw(st.integers(0, max(0, len(data) - 1)))
+        mutation = draw(st.sampled_from(["flip", "cut", "put", "repeat", "end"]))
+        if mutation == "flip" and data:
+            data[offset] ^= 1 << draw(st.integers(0, 7))
+        elif mutation == "cut":
+            del data[offset : offset + draw(st.integers(1, 50))]
+        elif mutation == "put":
+            data[offset:offset] = draw(st.binary(min_size=1, max_size=20))
+        elif mutation == "repeat":
+            data[offset:offset] = data[offset : offset + 40]
         else:
-            del data[at:]
+            del data[offset:]
     return bytes(data)
 
 

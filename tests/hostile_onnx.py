@@ -24,31 +24,31 @@ DATA = (b"", b"\x00", b"\xff" * 7, bytes(64))
 def valid_model() -> onnx.ModelProto:
     """What a reader meets: branches, a function, constants, external and typed data."""
     value = helper.make_tensor_value_info
-    then = helper.make_graph(
+    later_graph = helper.make_graph(
         [helper.make_node("Relu", ["product"], ["positive"])], "then", [], [value("positive", 1, None)]
     )
-    other = helper.make_graph(
+    other_graph = helper.make_graph(
         [helper.make_node("Neg", ["product"], ["negative"])], "other", [], [value("negative", 1, None)]
     )
-    far = TensorProto(name="w", data_type=1, dims=[3, 4], data_location=TensorProto.EXTERNAL)
+    far_tensor = TensorProto(name="w", data_type=1, dims=[3, 4], data_location=TensorProto.EXTERNAL)
     for key, message in {"location": "weights.bin", "offset": "0", "length": "48"}.items():
-        far.external_data.add(key=key, value=message)
-    typed = TensorProto(name="shape", data_type=7, dims=[2], int64_data=[-1, 4])
+        far_tensor.external_data.add(key=key, value=message)
+    proto = TensorProto(name="shape", data_type=7, dims=[2], int64_data=[-1, 4])
     body = [helper.make_node("Add", ["a", "a"], ["b"])]
-    twice = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
+    doubled_function = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["product"], "matmul"),
         helper.make_node("ReduceSum", ["product"], ["sum"], "reduce", keepdims=0),
         helper.make_node("Cast", ["sum"], ["positive_sum"], "cast", to=9),
-        helper.make_node("If", ["positive_sum"], ["chosen"], "if", then_branch=then, else_branch=other),
+        helper.make_node("If", ["positive_sum"], ["chosen"], "if", then_branch=later_graph, else_branch=other_graph),
         helper.make_node("Twice", ["chosen"], ["doubled"], "twice", domain="mine"),
         helper.make_node("Constant", [], ["c"], "constant", value=numpy_helper.from_array(np.ones(4, np.float32))),
         helper.make_node("Add", ["doubled", "c"], ["hidden"], "add"),
         helper.make_node("Reshape", ["hidden", "shape"], ["y"], "reshape"),
     ]
-    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], [value("y", 1, ["N", 4])], [far, typed])
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], [value("y", 1, ["N", 4])], [far_tensor, proto])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("mine", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=[twice])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=[doubled_function])
 
 
 WEIGHTS = np.arange(12, dtype=np.float32).tobytes()
@@ -80,14 +80,14 @@ def _change(draw: st.DrawFn, model: onnx.ModelProto) -> None:
     """One thing: a field set, dropped, repeated, or filled with another message of its kind from elsewhere."""
     message = draw(st.sampled_from(list(_messages(model))))
     field = draw(st.sampled_from(list(message.DESCRIPTOR.fields)))
-    how = draw(st.sampled_from(["set", "set", "set", "drop", "repeat", "graft"]))
-    if how == "drop":
+    mutation = draw(st.sampled_from(["set", "set", "set", "drop", "repeat", "graft"]))
+    if mutation == "drop":
         message.ClearField(field.name)
     elif field.message_type is None:
         if field.is_repeated:
             items = getattr(message, field.name)
             value = _scalar(draw, field)
-            if len(items) and how == "set":
+            if len(items) and mutation == "set":
                 items[draw(st.integers(0, len(items) - 1))] = value
             else:
                 items.extend([value] * draw(st.sampled_from([1, 2, 50])))
@@ -103,18 +103,18 @@ def _copy(message: Any) -> Any:
 
 def _fill(draw: st.DrawFn, model: onnx.ModelProto, message: Any, field: Any) -> None:
     """Put an empty message there, or a copy of one of the same kind from anywhere in the model."""
-    same = [item for item in _messages(model) if item.DESCRIPTOR.full_name == field.message_type.full_name]
-    chosen = draw(st.sampled_from([None, *same]))
+    same_items = [item for item in _messages(model) if item.DESCRIPTOR.full_name == field.message_type.full_name]
+    chosen = draw(st.sampled_from([None, *same_items]))
     target = getattr(message, field.name)
     if not field.is_repeated:
         target.SetInParent() if chosen is None else target.CopyFrom(_copy(chosen))
     elif chosen is None:
         target.add()
     else:
-        at = draw(st.integers(0, len(target)))
-        after = [_copy(item) for item in target[at:]]
+        offset = draw(st.integers(0, len(target)))
+        after = [_copy(item) for item in target[offset:]]
         chosen = _copy(chosen)
-        del target[at:]
+        del target[offset:]
         target.extend([chosen, *after])
 
 

@@ -32,19 +32,19 @@ class MaskedDecoder(nn.Module):
         past1: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """One step. attention_mask: int64 (batch, past + tokens), 0 for places that nobody sees."""
-        past = past0, past1
-        hidden, present = self.tokens(input_ids) + self.places(position_ids), []
+        past0s = past0, past1
+        path, present_names = self.tokens(input_ids) + self.places(position_ids), []
         count, total = input_ids.shape[1], attention_mask.shape[1]
         ahead = torch.arange(total) > torch.arange(total - count, total)[:, None]
         hidden_places = ahead[None, None] | (attention_mask == 0)[:, None, None]
         for layer, (read, write) in enumerate(zip(self.reads, self.writes, strict=True)):
-            query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in read(hidden).chunk(3, -1))
-            keys, values = (torch.cat([past[2 * layer + at], part], 2) for at, part in enumerate((key, value)))
+            query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in read(path).chunk(3, -1))
+            keys, values = (torch.cat([past0s[2 * layer + index], part], 2) for index, part in enumerate((key, value)))
             scores = query @ keys.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
             weights = scores.masked_fill(hidden_places, -1e4).softmax(-1)
-            hidden = hidden + write((weights @ values).transpose(1, 2).flatten(2))
-            present += [keys, values]
-        return hidden @ self.tokens.weight.T, *present
+            path = path + write((weights @ values).transpose(1, 2).flatten(2))
+            present_names += [keys, values]
+        return path @ self.tokens.weight.T, *present_names
 
 
 def make_masked() -> MaskedDecoder:

@@ -42,8 +42,8 @@ def count_workers() -> int:
 
 def put_slow_files_first(items: list[pytest.Item]) -> None:
     """Order files with a test marked `slow` or `server` before all others, so that none of them is what is left."""
-    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("server")}
-    items.sort(key=lambda item: item.path not in slow)
+    slow_paths = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("server")}
+    items.sort(key=lambda item: item.path not in slow_paths)
 
 
 def import_from_the_end() -> None:
@@ -61,8 +61,8 @@ def import_from_the_end() -> None:
 
 def slow_after_first(items: Iterable[object]) -> list[object]:
     """Parameters of a test: the first one runs always, the others in the slow part."""
-    first, *others = items
-    return [first, *(pytest.param(item, marks=pytest.mark.slow) for item in others)]
+    first_item, *other_items = items
+    return [first_item, *(pytest.param(item, marks=pytest.mark.slow) for item in other_items)]
 
 
 def made_once(name: str, key: str, make: Callable[[Path], None], place: Path = _KEPT) -> Path:
@@ -73,9 +73,9 @@ def made_once(name: str, key: str, make: Callable[[Path], None], place: Path = _
         ages = {folder: time.time() - float(folder.name.rpartition("-")[2]) for folder in place.glob(f"{name}-*-*")}
         for folder in [folder for folder, age in ages.items() if age > _OVER_S]:
             shutil.rmtree(folder)
-        fresh = [folder for folder, age in ages.items() if age < _FRESH_S and folder.match(f"{name}-{key}-*")]
-        if fresh:
-            return fresh[0]
+        fresh_folders = [folder for folder, age in ages.items() if age < _FRESH_S and folder.match(f"{name}-{key}-*")]
+        if fresh_folders:
+            return fresh_folders[0]
         partial_path = place / f"{name}.part"
         shutil.rmtree(partial_path, ignore_errors=True)  # of a worker that died
         make(partial_path)

@@ -42,8 +42,8 @@ def test_build_then_pull(tmp_path: Path) -> None:
     outcome = enginesmith.build(project.spec, registry=project.registry, targets=["cpu"])
     assert outcome.version == "1"
     assert not outcome.failed
-    where = {"registry": project.registry, "dest": tmp_path / "engines"}
-    pulled_engine = enginesmith.pull("tiny", target="cpu", precision="int8", **where)
+    fields = {"registry": project.registry, "dest": tmp_path / "engines"}
+    pulled_engine = enginesmith.pull("tiny", target="cpu", precision="int8", **fields)
     assert pulled_engine.path.is_file()
     assert pulled_engine.engine.precision == "int8"
     assert pulled_engine.warning is None
@@ -84,9 +84,9 @@ def test_build_refuses_other_types(options: Any, message: str) -> None:
 
 def test_a_loaded_spec_is_refused_in_one_line(tmp_path: Path) -> None:
     write_project(tmp_path / "project")
-    loaded: Any = enginesmith.load_spec(Project(tmp_path / "project").spec)
+    loaded_spec: Any = enginesmith.load_spec(Project(tmp_path / "project").spec)
     with pytest.raises(InputError, match="give a path or a URI") as error:
-        enginesmith.build(loaded)
+        enginesmith.build(loaded_spec)
     assert len(str(error.value)) < 120
 
 
@@ -114,9 +114,9 @@ def test_a_client_and_a_machine_refuse_other_types(tmp_path: Path) -> None:
         enginesmith.Machine("l4")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="target 89: give a Machine, or a target's name"):
         enginesmith.Client(open_store(tmp_path, create=True).uri).resolve("tiny", target=89)  # type: ignore[arg-type]
-    for wrong in ((8,), [8, 9], ("8", "9"), 89):
+    for wrong_numbers in ((8,), [8, 9], ("8", "9"), 89):
         with pytest.raises(InputError, match="give a pair"):
-            enginesmith.Machine(wrong)  # type: ignore[arg-type]
+            enginesmith.Machine(wrong_numbers)  # type: ignore[arg-type]
     assert enginesmith.Machine((8, 9)) == enginesmith.Machine.from_name("sm_89")
 
 
@@ -130,10 +130,10 @@ def test_errors_are_the_projects_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "options"), [("spec", []), ("ensemble", ["--ensemble"])])
 def test_the_published_schema_equals_the_codes(name: str, options: list[str]) -> None:
     page = Path(__file__).parent.parent / f"docs/reference/{name}.schema.json"
-    printed = subprocess.run(
+    printed_stdout = subprocess.run(
         [sys.executable, "-m", "enginesmith", "debug", "schema", *options], capture_output=True, text=True, check=True
     ).stdout
-    assert page.read_text() == printed, "run `make docs`"
+    assert page.read_text() == printed_stdout, "run `make docs`"
 
 
 def test_the_root_has_sixteen_names_and_each_public_package_lists_its_own() -> None:

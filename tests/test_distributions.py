@@ -33,11 +33,11 @@ def build(place: Path, folder: Path, *options: str) -> None:
     [("enginesmith-0", ["enginesmith"]), ("enginesmith_pipeline", ["builders", "pipeline", "validation"])],
 )
 def test_a_wheel_has_every_module_and_data_file_of_its_packages(built: Path, wheel: str, packages: list[str]) -> None:
-    tracked = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, check=True, capture_output=True, text=True)
-    beside = {f"enginesmith/{name}" for name in ("LICENSE", "README.md", "pyproject.toml")}
+    result = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, check=True, capture_output=True, text=True)
+    extra_texts = {f"enginesmith/{name}" for name in ("LICENSE", "README.md", "pyproject.toml")}
     (file,) = built.glob(f"{wheel}*.whl")
     files = {name for name in zipfile.ZipFile(file).namelist() if ".dist-info/" not in name}
-    assert files == set(tracked.stdout.split()) - beside
+    assert files == set(result.stdout.split()) - extra_texts
 
 
 def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_client_runs_from_its_wheel_without_the_pipeline(built: Path, tmp_pa
         )
         for words in ("--version", "pull --help", "list --registry nowhere", "build spec.yaml")
     }  # fmt: skip
-    assert [each.returncode for each in result.values()] == [0, 0, 3, 3]
+    assert [value.returncode for value in result.values()] == [0, 0, 3, 3]
     assert "0.1.0" in result["--version"].stdout and "there is no registry" in result["list --registry nowhere"].stderr
     assert result["build spec.yaml"].stderr == (
         "error: this needs enginesmith-pipeline, which is not installed: pip install '.[build]' in a clone\n"

@@ -26,13 +26,13 @@ def pages() -> list[Path]:
 def written(text: str) -> Iterator[tuple[list[str], bool]]:
     """The words of each command line, and whether it stands alone, so that it has to be whole."""
     text = text.replace("\\\n", " ")
-    for pattern, whole in ((LINE, True), (SPAN, False)):
+    for pattern, is_whole in ((LINE, True), (SPAN, False)):
         for result in pattern.findall(text):
             words = END.split(" ".join(result.split("\n")))[0]
             try:
-                yield shlex.split(words, comments=True), whole and "[" not in words
+                yield shlex.split(words, comments=True), is_whole and "[" not in words
             except ValueError:
-                yield words.split(), whole
+                yield words.split(), is_whole
 
 
 def problem(words: list[str], whole: bool) -> str | None:
@@ -58,13 +58,13 @@ def problem(words: list[str], whole: bool) -> str | None:
 
 
 def test_every_command_in_the_pages_parses() -> None:
-    seen, wrong = 0, []
+    seen_number, wrong_texts = 0, []
     for page in pages():
-        for words, whole in written(page.read_text(encoding="utf-8")):
-            seen += 1
-            if reason := problem(words, whole):
-                wrong.append(f"{page.relative_to(ROOT)}: enginesmith {' '.join(words)}: {reason}")
-    assert not wrong and seen > 200
+        for words, whole_block in written(page.read_text(encoding="utf-8")):
+            seen_number += 1
+            if reason := problem(words, whole_block):
+                wrong_texts.append(f"{page.relative_to(ROOT)}: enginesmith {' '.join(words)}: {reason}")
+    assert not wrong_texts and seen_number > 200
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_every_command_in_the_pages_parses() -> None:
     ],
 )
 def test_invalid_commands_are_found(text: str) -> None:
-    assert [reason for words, whole in written(text) if (reason := problem(words, whole))]
+    assert [reason for words, whole_block in written(text) if (reason := problem(words, whole_block))]

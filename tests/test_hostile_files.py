@@ -79,22 +79,22 @@ def test_observations(place: Path) -> None:
         calm(lambda: read_head(path))
         observations = read_observations(path)
         evidence_of(observations, observations, 15.0)
-        evidence_of(observations, other, 15.0)
+        evidence_of(observations, other_table, 15.0)
 
-    other = ObservationTable(place / "other.jsonl")
+    other_table = ObservationTable(place / "other.jsonl")
     for number in range(3):
-        add_to(other, {**seen, "time": float(number), "request": number})
+        add_to(other_table, {**seen, "time": float(number), "request": number})
     attacked(place, "o.jsonl", lines(head, seen, failed, {"kind": "enginesmith-end", "requests": 2, "died": "x"}), read)
 
 
 def test_canary_reports(place: Path) -> None:
-    valid = encode(canary_report(place, 600))
+    valid_value = encode(canary_report(place, 600))
 
     def sealed(document: dict[str, Any]) -> dict[str, Any]:
         return {**document, "digest": digest_of({key: value for key, value in document.items() if key != "digest"})}
 
-    small = {key: value for key, value in valid.items() if key != "view"}
-    attacks = st.one_of(documents(small, sealed), damaged(encoded(small)))
+    small_values = {key: value for key, value in valid_value.items() if key != "view"}
+    attacks = st.one_of(documents(small_values, sealed), damaged(encoded(small_values)))
     attacked(place, "report.json", attacks, read_report_file)
 
 
@@ -150,8 +150,8 @@ def test_inventories_and_catalogs(place: Path) -> None:
     from tests.pipeline.fleet.nodes import MIG_MIXED
 
     groups = {"groups": [{"product": "l4", "driver": "570.1.2", "count": 4, "mig": "1g.5gb"}, {"capability": "8.7"}]}
-    for valid in (groups, {"kind": "List", "items": [MIG_MIXED]}):
-        attacks = st.one_of(either(valid), damaged(json.dumps(valid).encode()))
+    for valid_groups in (groups, {"kind": "List", "items": [MIG_MIXED]}):
+        attacks = st.one_of(either(valid_groups), damaged(json.dumps(valid_groups).encode()))
         attacked(place, "fleet.json", attacks, read_inventory)
     catalog = {"serve": [{"model": "digits", "on": ["l4"], "precisions": ["fp16"]}], "planned": {"driver": "590.4"}}
     attacks = st.one_of(either(catalog), damaged(yaml.safe_dump(catalog).encode()))
@@ -160,9 +160,9 @@ def test_inventories_and_catalogs(place: Path) -> None:
 
 def test_earlier_findings_stay_fixed(place: Path) -> None:
     """Each was once a traceback or a warning; the random examples of the default run need not come by them."""
-    valid = encode(canary_report(place, 600))
-    criteria = [{**item, "low": 10**400} for item in valid["criteria"]]
-    body = {**{key: value for key, value in valid.items() if key != "digest"}, "criteria": criteria}
+    valid_value = encode(canary_report(place, 600))
+    criteria = [{**item, "low": 10**400} for item in valid_value["criteria"]]
+    body = {**{key: value for key, value in valid_value.items() if key != "digest"}, "criteria": criteria}
     (place / "huge.json").write_text(json.dumps({**body, "digest": digest_of(body)}))
     with pytest.raises(EnginesmithError, match="is incomplete"):
         read_report_file(place / "huge.json")
@@ -175,10 +175,10 @@ def test_earlier_findings_stay_fixed(place: Path) -> None:
 def test_reports(tmp_path: Path) -> None:
     from enginesmith.registry.store.base import open_store
 
-    valid = report(engine(open_store(tmp_path / "registry", create=True))).to_json()
+    valid_document = report(engine(open_store(tmp_path / "registry", create=True))).to_json()
 
     @FEW
-    @given(documents(valid, lambda document: document))
+    @given(documents(valid_document, lambda document: document))
     def attack(data: bytes) -> None:
         with suppress(ValueError, RecursionError):
             document = json.loads(data)

@@ -42,14 +42,14 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _called(node: ast.Call) -> Iterator[str]:
-    called = node.func
-    if isinstance(called, ast.Name) and called.id in CALLS:
-        yield called.id
-    if isinstance(called, ast.Attribute):
-        inside = called.value
-        owner = inside.id if isinstance(inside, ast.Name) else getattr(inside, "attr", "")
-        if (owner, called.attr) in METHODS and not _takes_weights_only(node):
-            yield f"{owner}.{called.attr}"
+    called_function = node.func
+    if isinstance(called_function, ast.Name) and called_function.id in CALLS:
+        yield called_function.id
+    if isinstance(called_function, ast.Attribute):
+        inner_value = called_function.value
+        owner = inner_value.id if isinstance(inner_value, ast.Name) else getattr(inner_value, "attr", "")
+        if (owner, called_function.attr) in METHODS and not _takes_weights_only(node):
+            yield f"{owner}.{called_function.attr}"
     for keyword in node.keywords:
         if keyword.arg == "allow_pickle" and not _is_false(keyword.value):
             yield "allow_pickle"
@@ -60,8 +60,8 @@ def _called(node: ast.Call) -> Iterator[str]:
 def _takes_weights_only(node: ast.Call) -> bool:
     """Whether it is `torch.load` with `weights_only=True`, written out."""
     output = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
-    plain = [value.value is True for value in output if isinstance(value, ast.Constant)]
-    return ast.unparse(node.func) == "torch.load" and plain == [True]
+    plain_flags = [value.value is True for value in output if isinstance(value, ast.Constant)]
+    return ast.unparse(node.func) == "torch.load" and plain_flags == [True]
 
 
 def _is_false(value: ast.expr) -> bool:

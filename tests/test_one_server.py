@@ -52,13 +52,13 @@ def test_a_build_beside_another_leaves_its_server_running(monkeypatch: pytest.Mo
 
 
 def test_a_fork_gets_its_own_server_and_keeps_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    began, ended = list[Sequence[str]](), list[Sequence[str]]()
+    start_modules, ended_modules = list[Sequence[str]](), list[Sequence[str]]()
 
     @contextmanager
     def fork_server(modules: Sequence[str]) -> Iterator[None]:
-        began.append(modules)
+        start_modules.append(modules)
         yield
-        ended.append(modules)
+        ended_modules.append(modules)
 
     monkeypatch.setattr(one_server, "fork_server", fork_server)
     server = one_server.OneServer()
@@ -66,6 +66,6 @@ def test_a_fork_gets_its_own_server_and_keeps_its_parents(monkeypatch: pytest.Mo
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
         for _ in range(2):
             with server([]):
-                assert (len(began), ended) == (count, [])
+                assert (len(start_modules), ended_modules) == (count, [])
     server.stop()
-    assert len(ended) == 1
+    assert len(ended_modules) == 1

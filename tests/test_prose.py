@@ -21,9 +21,9 @@ WORDS = " ".join(["word"] * 40)
     ],
 )
 def test_prose_is_wrapped_and_renders_alike(text):
-    wrapped = wrap(text)
-    assert long_lines(text) and not long_lines(wrapped)
-    assert is_same(text, wrapped) and wrap(wrapped) == wrapped
+    wrapped_model = wrap(text)
+    assert long_lines(text) and not long_lines(wrapped_model)
+    assert is_same(text, wrapped_model) and wrap(wrapped_model) == wrapped_model
 
 
 def test_tables_code_headings_and_hard_breaks_are_not_changed():
@@ -34,8 +34,8 @@ def test_tables_code_headings_and_hard_breaks_are_not_changed():
 
 
 def test_no_prose_of_this_tree_is_longer():
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     texts = {
-        name: (ROOT / name).read_text(encoding="utf-8") for name in listed.split("\n")[:-1] if (ROOT / name).exists()
+        name: (ROOT / name).read_text(encoding="utf-8") for name in stdout.split("\n")[:-1] if (ROOT / name).exists()
     }
     assert [name for name, text in texts.items() if long_lines(text)] == [], "run `make format`"

@@ -18,10 +18,10 @@ def item(file: str, *markers: str) -> SimpleNamespace:
 
 
 def test_files_with_a_slow_test_come_first_and_stay_whole() -> None:
-    quick, slow, beside, server = item("a"), item("b", "slow"), item("b"), item("c", "server")
-    items = [quick, beside, slow, server]
+    quick_item, slow_item, extra_item, server = item("a"), item("b", "slow"), item("b"), item("c", "server")
+    items = [quick_item, extra_item, slow_item, server]
     put_slow_files_first(items)
-    assert items == [beside, slow, server, quick]
+    assert items == [extra_item, slow_item, server, quick_item]
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_shared_fixtures_are_made_once_per_key_and_expire(tmp_path, monkeypatch)
 
     with pytest.raises(OSError, match="dies"):
         made_once("thing", "a", fill, tmp_path)
-    (first,) = {made_once("thing", "a", fill, tmp_path) for _ in range(2)}
-    assert first.parent == tmp_path and first.is_dir() and len(calls) == 2
-    assert made_once("thing", "b", fill, tmp_path) != first and len(calls) == 3
-    began = time.time()
-    monkeypatch.setattr(scheduling.time, "time", lambda: began + 3700)
-    assert made_once("thing", "a", fill, tmp_path) != first and first.is_dir(), "a run may still copy it"
-    monkeypatch.setattr(scheduling.time, "time", lambda: began + 11_000)
+    (first_path,) = {made_once("thing", "a", fill, tmp_path) for _ in range(2)}
+    assert first_path.parent == tmp_path and first_path.is_dir() and len(calls) == 2
+    assert made_once("thing", "b", fill, tmp_path) != first_path and len(calls) == 3
+    start_time_s = time.time()
+    monkeypatch.setattr(scheduling.time, "time", lambda: start_time_s + 3700)
+    assert made_once("thing", "a", fill, tmp_path) != first_path and first_path.is_dir(), "a run may still copy it"
+    monkeypatch.setattr(scheduling.time, "time", lambda: start_time_s + 11_000)
     made_once("thing", "b", fill, tmp_path)
-    assert not first.exists()
+    assert not first_path.exists()
 
 
 def test_a_key_depends_on_versions_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

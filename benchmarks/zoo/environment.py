@@ -22,8 +22,8 @@ def interpreter() -> Path:
     python = place / "bin" / "python"
     if not (place / "complete").is_file():
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        inside = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
-        (inside / "outside.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        inner_path = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+        (inner_path / "outside.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *KNOWN["peers"]], check=True)
         (place / "complete").touch()
     return python

@@ -45,9 +45,9 @@ def draw_lines(generator: np.random.Generator, shape: Shape) -> Array:
 
 def turn(generator: np.random.Generator, shape: Shape) -> Array:
     """Pages by quarter turns; lines, where the shape is flat, by half turns."""
-    flat = shape[-1] > 2 * shape[-2]
-    pages = (draw_lines if flat else draw_pages)(generator, shape)
-    turns = generator.integers(0, 2, shape[0]) * 2 if flat else generator.integers(0, 4, shape[0])
+    is_flat = shape[-1] > 2 * shape[-2]
+    pages = (draw_lines if is_flat else draw_pages)(generator, shape)
+    turns = generator.integers(0, 2, shape[0]) * 2 if is_flat else generator.integers(0, 4, shape[0])
     return np.stack([np.rot90(page, int(turn), (1, 2)) for page, turn in zip(pages, turns, strict=True)])
 
 
@@ -75,11 +75,11 @@ def _cut(generator: np.random.Generator, pictures: tuple[Array, ...], shape: Sha
     """A square piece of one of the pictures, resized to `shape` [c, h, w]."""
     from PIL import Image
 
-    whole = pictures[int(generator.integers(len(pictures)))]
-    most = min(whole.shape[:2])
-    side = int(generator.integers(most // 2, most))
-    top, left = (int(generator.integers(0, size - side)) for size in whole.shape[:2])
-    piece = Image.fromarray(whole[top : top + side, left : left + side])
+    whole_picture = pictures[int(generator.integers(len(pictures)))]
+    min_side = min(whole_picture.shape[:2])
+    side = int(generator.integers(min_side // 2, min_side))
+    top, left_number = (int(generator.integers(0, size - side)) for size in whole_picture.shape[:2])
+    piece = Image.fromarray(whole_picture[top : top + side, left_number : left_number + side])
     return _planes(piece.resize((shape[2], shape[1])), shape[0])
 
 
@@ -103,9 +103,9 @@ def _seal(generator: np.random.Generator, page: Array) -> Array:
     for letter, angle in zip(letters, np.linspace(-120, 120, len(letters)), strict=True):
         tile = Image.new("L", (24, 24))
         ImageDraw.Draw(tile).text((12, 12), letter, 255, _font(max(11, radius // 3)), anchor="mm")
-        turned, away = tile.rotate(-angle), radius * 0.75
-        place = (x + away * np.sin(np.radians(angle)) - 12, y - away * np.cos(np.radians(angle)) - 12)
-        image.paste(red, tuple(map(int, place)), turned)
+        turned_tensor, remote_radius = tile.rotate(-angle), radius * 0.75
+        place = (x + remote_radius * np.sin(np.radians(angle)) - 12, y - remote_radius * np.cos(np.radians(angle)) - 12)
+        image.paste(red, tuple(map(int, place)), turned_tensor)
     return _planes(image, len(page))
 
 
@@ -116,11 +116,11 @@ def _table(generator: np.random.Generator, shape: Shape) -> Array:
     channels, height, width = shape
     rows, columns = int(generator.integers(2, 6)), int(generator.integers(2, 5))
     image = Image.new("RGB", (width, height), "white")
-    draw, wide, high = ImageDraw.Draw(image), (width - 9) // columns, (height - 9) // rows
+    draw, wide_width, high = ImageDraw.Draw(image), (width - 9) // columns, (height - 9) // rows
     for index in range(rows * columns):
-        x, y = 4 + index % columns * wide, 4 + index // columns * high
-        draw.rectangle((x, y, x + wide, y + high), outline=(40, 40, 40))
-        draw.text((x + 4, y + high // 2), str(generator.choice(_WORDS))[: wide // 9], 0, _font(11), anchor="lm")
+        x, y = 4 + index % columns * wide_width, 4 + index // columns * high
+        draw.rectangle((x, y, x + wide_width, y + high), outline=(40, 40, 40))
+        draw.text((x + 4, y + high // 2), str(generator.choice(_WORDS))[: wide_width // 9], 0, _font(11), anchor="lm")
     return _planes(image, channels)
 
 

@@ -25,8 +25,8 @@ def make_inputs(
     generator = np.random.default_rng(0)
     if graph["inputs"] == "tokens" and (words := [spec for spec in specs if not spec.dtype.startswith("float")]):
         # What else it takes is no text: a state, or what an encoder gave.
-        others = {spec.name: "tokens" if spec in words else "normal" for spec in specs}
-        graphs = {name: {**graph, "inputs": kind} for name, kind in others.items()}
+        other_texts = {spec.name: "tokens" if spec in words else "normal" for spec in specs}
+        graphs = {name: {**graph, "inputs": kind} for name, kind in other_texts.items()}
     else:
         graphs = {spec.name: dict(graph) for spec in specs}
     return [{spec.name: _make(generator, graphs[spec.name], spec, sizes) for spec in specs} for _ in range(count)]
@@ -41,8 +41,8 @@ def _make(
     if "mask" in lowered:
         return np.ones(shape, spec.dtype)
     if "len" in lowered and spec.dtype.startswith("int"):
-        longest = max(sizes.values())
-        return generator.integers(longest // 2, longest + 1, shape).astype(spec.dtype)
+        longest_size = max(sizes.values())
+        return generator.integers(longest_size // 2, longest_size + 1, shape).astype(spec.dtype)
     if lowered in _ZEROS:
         return np.zeros(shape, spec.dtype)
     if lowered == "edge_dist":  # lengths, of which graphs take the reciprocal
@@ -55,8 +55,8 @@ def _make(
     if kind in ("page", "seal", "table", "line", "photo", "turned"):
         values = _scale(values, graph.get("scaling", "imagenet"))
     if kind == "tokens":
-        most, least = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
-        values = values % (most - least + 1) + least
+        max_size, min_size = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
+        values = values % (max_size - min_size + 1) + min_size
     return values.astype(spec.dtype)
 
 
@@ -81,9 +81,9 @@ def _bytes(generator: np.random.Generator, shape: Shape) -> Array:
     """Beginnings of files of many kinds: this project's own, and those of the Python that runs this."""
     import matplotlib
 
-    here = (ROOT / name for name in ("pipeline", "docs", "charts"))
+    roots = (ROOT / name for name in ("pipeline", "docs", "charts"))
     byte_values: dict[str, list[Path]] = {}
-    for place in (*here, Path(matplotlib.get_data_path()), Path(np.__file__).parent):
+    for place in (*roots, Path(matplotlib.get_data_path()), Path(np.__file__).parent):
         for path in sorted(place.rglob("*")):
             if path.is_file() and path.stat().st_size > shape[-1] and path.suffix != ".pyc":
                 byte_values.setdefault(path.suffix, []).append(path)
@@ -110,9 +110,9 @@ def _mel_filters(bands: int, bins: int) -> Array:
     """Triangles of equal widths on the mel scale up to 8 kHz [bins, bands]."""
     edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + 8000 / 700), bands + 2) / 2595) - 1)
     places = np.linspace(0, 8000, bins)[:, None]
-    rising = (places - edges[:-2]) / np.diff(edges)[:-1]
+    rising_places = (places - edges[:-2]) / np.diff(edges)[:-1]
     falling = (edges[2:] - places) / np.diff(edges)[1:]
-    return np.maximum(0, np.minimum(rising, falling)) * 2 / (edges[2:] - edges[:-2])
+    return np.maximum(0, np.minimum(rising_places, falling)) * 2 / (edges[2:] - edges[:-2])
 
 
 def _digits(generator: np.random.Generator, shape: Shape) -> Array:

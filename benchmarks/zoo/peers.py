@@ -64,8 +64,8 @@ def _made(name: str, make: Callable[[Path, Path], None], folder: Path) -> Path |
 
 def _samples(path: Path) -> Iterator[Tensors]:
     """Complete inputs of a file."""
-    with np.load(path) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    with np.load(path) as stored_arrays:
+        arrays = {name: stored_arrays[name] for name in stored_arrays.files}
     for index in range(len(next(iter(arrays.values())))):
         yield {name: np.asarray(array[index]) for name, array in arrays.items()}
 
@@ -156,24 +156,24 @@ def _open(path: Path, level: Any = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) ->
 
 
 def _run(session: ort.InferenceSession, sample: Tensors) -> list[Array]:
-    taken = {item.name for item in session.get_inputs()}
-    return session.run(None, {name: value for name, value in sample.items() if name in taken})  # type: ignore[no-any-return]
+    taken_names = {item.name for item in session.get_inputs()}
+    return session.run(None, {name: value for name, value in sample.items() if name in taken_names})  # type: ignore[no-any-return]
 
 
 def _quality(expected: list[list[Array]], actual: list[list[Array]]) -> dict[str, float | None]:
     """Over the outputs: the least SQNR, whole and of a slice; of integer outputs the least share of equal elements."""
-    whole, slices, equal = [math.inf], [math.inf], [1.0]
+    whole_infs, slices, equal_values = [math.inf], [math.inf], [1.0]
     for output in range(len(expected[0])):
         drift = Drift(mismatches=0) if expected[0][output].dtype.kind in "biu" else Drift()
         for e, a in zip(expected, actual, strict=True):
             e, a = np.asarray(e[output]), np.asarray(a[output])
             drift = drift.merge(measure(e, a.astype(e.dtype), samples=1 if e.ndim else None))
         if drift.mismatches is None:
-            whole.append(-math.inf if drift.nonfinite else drift.sqnr_db)
+            whole_infs.append(-math.inf if drift.nonfinite else drift.sqnr_db)
             slices.append(-math.inf if drift.nonfinite else drift.slice_sqnr_db)
         else:
-            equal.append(drift.argmax_agreement)
-    return {"sqnr_db": _number(min(whole)), "slice_db": _number(min(slices)), "equal": min(equal)}
+            equal_values.append(drift.argmax_agreement)
+    return {"sqnr_db": _number(min(whole_infs)), "slice_db": _number(min(slices)), "equal": min(equal_values)}
 
 
 def _number(decibels: float) -> float | None:

@@ -73,12 +73,12 @@ def narrow(spec: str) -> str:
 def rows(rehearsal: Mapping[str, Any]) -> Iterator[list[str]]:
     """For each unit: its SQNR with both toolchains, the verdict, the ratio of median latencies, the first reason."""
     for unit in rehearsal["units"]:
-        old, new, times = unit["old"], unit["new"], unit["times"]
+        old, new_cell, times = unit["old"], unit["new"], unit["times"]
         pins = rehearsal["pins"].items()
         versions = [
             f"{name} {old['toolchain'][name]} -> {version}" for name, version in pins if name in old["toolchain"]
         ]
-        levels = ["?" if trial["sqnr_db"] is None else f"{trial['sqnr_db']:.0f}" for trial in (old, new)]
+        levels = ["?" if trial["sqnr_db"] is None else f"{trial['sqnr_db']:.0f}" for trial in (old, new_cell)]
         ratio = f"{times['ratio']:.2f} times the time" if times and times["ratio"] else ""
         verdict = ": ".join(filter(None, (unit["verdict"], ratio, unit["why"].partition(";")[0])))
         run = f"{rehearsal['created_at'][:10]}, {rehearsal['machine']['cpu']}"

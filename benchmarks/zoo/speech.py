@@ -28,18 +28,18 @@ def speech() -> Array:
     page = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")
     sentences = re.findall(r"[A-Z][a-z][^.`|\[\]*#]{40,200}\.", " ".join(page.split()))[:_SENTENCES]
     library = _open_library()
-    pause, spoken = np.zeros(_ESPEAK_RATE // 2, np.float32), list[Array]()
+    pause, spoken_clips = np.zeros(_ESPEAK_RATE // 2, np.float32), list[Array]()
     for sentence, voice in zip(sentences, islice(cycle(_VOICES), len(sentences)), strict=True):
-        spoken += [_speak(library, sentence, voice), pause]
-    sound = np.concatenate(spoken)
+        spoken_clips += [_speak(library, sentence, voice), pause]
+    sound = np.concatenate(spoken_clips)
     return np.asarray(resample_poly(sound, 320, 441), np.float32)
 
 
 def cut_speech(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Pieces of the sentences, with a little noise: float32 of `shape`, whose last axis is time."""
-    whole, length = speech(), shape[-1]
-    starts = generator.integers(0, len(whole) - length, int(np.prod(shape[:-1])))
-    pieces = np.stack([whole[start : start + length] for start in starts])
+    whole_array, length = speech(), shape[-1]
+    starts = generator.integers(0, len(whole_array) - length, int(np.prod(shape[:-1])))
+    pieces = np.stack([whole_array[start : start + length] for start in starts])
     return np.asarray(pieces + 0.001 * generator.standard_normal(pieces.shape), np.float32).reshape(shape)
 
 
@@ -64,8 +64,8 @@ def _speak(library: ctypes.CDLL, text: str, voice: str) -> Array:
 
     callback, data = kind(receive), text.encode()
     library.espeak_SetSynthCallback(callback)
-    failed = library.espeak_SetVoiceByName(voice.encode())
-    failed = failed or library.espeak_Synth(data, len(data) + 1, 0, 0, 0, _UTF8, None, None)
-    if failed or not clips:
-        raise SystemExit(f"espeak-ng says nothing in the voice {voice!r} (error {failed}): {text[:60]!r}")
+    error_code = library.espeak_SetVoiceByName(voice.encode())
+    error_code = error_code or library.espeak_Synth(data, len(data) + 1, 0, 0, 0, _UTF8, None, None)
+    if error_code or not clips:
+        raise SystemExit(f"espeak-ng says nothing in the voice {voice!r} (error {error_code}): {text[:60]!r}")
     return np.concatenate(clips).astype(np.float32) / 32768

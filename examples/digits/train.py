@@ -55,9 +55,9 @@ def train(model: nn.Module, epochs: int, images: torch.Tensor, labels: torch.Ten
 
 def shifted(images: torch.Tensor) -> torch.Tensor:
     """Move the whole batch by at most one pixel each way: augmentation."""
-    down, right = (int(step) for step in torch.randint(-1, 2, (2,)))
-    padded = nn.functional.pad(images, (1, 1, 1, 1))
-    return padded[:, :, 1 + down : 9 + down, 1 + right : 9 + right]
+    lower_number, right_number = (int(step) for step in torch.randint(-1, 2, (2,)))
+    padded_array = nn.functional.pad(images, (1, 1, 1, 1))
+    return padded_array[:, :, 1 + lower_number : 9 + lower_number, 1 + right_number : 9 + right_number]
 
 
 def accuracy(model: nn.Module, images: np.ndarray, labels: np.ndarray) -> float:

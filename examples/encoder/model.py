@@ -57,14 +57,14 @@ class Encoder(nn.Module):
         over the tokens.
         """
         position = torch.arange(input_ids.shape[1], device=input_ids.device)
-        hidden = self.tokens(input_ids) + self.positions(position)
-        mask = attention_mask.to(hidden.dtype)
-        bias = (1 - mask)[:, None, None, :] * torch.finfo(hidden.dtype).min
+        norm = self.tokens(input_ids) + self.positions(position)
+        mask = attention_mask.to(norm.dtype)
+        bias = (1 - mask)[:, None, None, :] * torch.finfo(norm.dtype).min
         for layer in self.layers:
-            hidden = layer(hidden, bias)
-        hidden = self.norm(hidden)
+            norm = layer(norm, bias)
+        norm = self.norm(norm)
         weight = mask.unsqueeze(-1)
-        return {"last_hidden_state": hidden, "embedding": (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)}
+        return {"last_hidden_state": norm, "embedding": (norm * weight).sum(1) / weight.sum(1).clamp(min=1)}
 
 
 def build(width: int = 64, heads: int = 4, layers: int = 2) -> nn.Module:

@@ -44,8 +44,8 @@ def package() -> Path:
 
 def renamed(name: str) -> str:
     """The name that a tensor of the package has in model.py."""
-    for theirs, ours in NAMES.items():
-        name = name.replace(theirs, ours)
+    for their_name, our_name in NAMES.items():
+        name = name.replace(their_name, our_name)
     return name
 
 

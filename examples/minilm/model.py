@@ -53,13 +53,13 @@ class Encoder(nn.Module):
         Returns float32 (batch, WIDTH).
         """
         position = torch.arange(input_ids.shape[1], device=input_ids.device)
-        hidden = self.norm(self.words(input_ids) + self.positions(position) + self.segments.weight[0])
-        mask = attention_mask.to(hidden.dtype)
-        bias = (1 - mask)[:, None, None, :] * torch.finfo(hidden.dtype).min
+        hidden_states = self.norm(self.words(input_ids) + self.positions(position) + self.segments.weight[0])
+        mask = attention_mask.to(hidden_states.dtype)
+        bias = (1 - mask)[:, None, None, :] * torch.finfo(hidden_states.dtype).min
         for layer in self.layers:
-            hidden = layer(hidden, bias)
+            hidden_states = layer(hidden_states, bias)
         weight = mask.unsqueeze(-1)
-        mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+        mean = (hidden_states * weight).sum(1) / weight.sum(1).clamp(min=1)
         return nn.functional.normalize(mean)
 
 

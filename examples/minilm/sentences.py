@@ -92,17 +92,17 @@ HELD_OUT_FRAMES = (
 
 def sentences(part: str, written: int, documented: int) -> list[str]:
     """That many sentences of each kind, mixed; part: 'calibration', 'golden' or 'held_out', which share none."""
-    random = np.random.default_rng([SEED, list(MODULES).index(part)])
+    text_rng = np.random.default_rng([SEED, list(MODULES).index(part)])
     documentation = _documentation(part)
-    chosen = [documentation[i] for i in random.permutation(len(documentation))[:documented]]
-    half = list(MODULES).index(part)
+    chosen = [documentation[i] for i in text_rng.permutation(len(documentation))[:documented]]
+    part_index = list(MODULES).index(part)
     sections: dict[str, None] = {}
     while len(sections) < written:
-        text = _held_out(random) if part == "held_out" else _written(random)
-        if part == "held_out" or sum(map(ord, text)) % 2 == half:  # a sentence of the first grammar has one part
+        text = _held_out(text_rng) if part == "held_out" else _written(text_rng)
+        if part == "held_out" or sum(map(ord, text)) % 2 == part_index:  # a sentence of the first grammar has one part
             sections[text] = None
-    mixed = [*sections, *chosen]
-    return [mixed[i] for i in random.permutation(len(mixed))]
+    mixed_sections = [*sections, *chosen]
+    return [mixed_sections[i] for i in text_rng.permutation(len(mixed_sections))]
 
 
 def _written(random: np.random.Generator) -> str:

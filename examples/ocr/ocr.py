@@ -17,34 +17,34 @@ SURE = 0.9
 
 def prepare(image):
     """uint8 [height, width, 3] as the detector takes it: float32 [1, 3, height, width]."""
-    scaled = (image.astype(np.float32) / 255 - MEAN) / SPREAD
-    return {"x": scaled.transpose(2, 0, 1)[None]}
+    scaled_image = (image.astype(np.float32) / 255 - MEAN) / SPREAD
+    return {"x": scaled_image.transpose(2, 0, 1)[None]}
 
 
 def crop(image, marks):
     """The lines of a picture, from the detector's map [1, 1, height, width]: as pictures of one size for the classifier
     and the recogniser, and their boxes (top, left, bottom, right)."""
     boxes = np.array(list(_lines(marks[0, 0] > MARKED)), np.int64).reshape(-1, 4)
-    parts = [image[top:bottom, left:right] for top, left, bottom, right in boxes]
+    parts = [image[top:bottom, left_edge:right_edge] for top, left_edge, bottom, right_edge in boxes]
     return {"x": _fit(parts, WIDTH), "small": _fit(parts, SMALL), "boxes": boxes}
 
 
 def turn(x, upside_down):
     """Lines that the classifier is sure are upside down, turned; the others as they are."""
-    turned = x.copy()
+    turned_boxes = x.copy()
     for row in np.flatnonzero(upside_down[:, 1] > SURE):
         width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # behind it is padding
-        turned[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
-    return {"x": turned}
+        turned_boxes[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
+    return {"x": turned_boxes}
 
 
 def spell(likelihoods):
     """Unicode code points [lines, places] of the likeliest characters, 0 behind the end. Repeated ones and blanks are
     left out (connectionist temporal classification: Graves et al., 2006)."""
-    best = likelihoods.argmax(-1)
-    text = np.zeros(best.shape, np.int64)
-    for row, line in zip(text, best, strict=True):
-        places = [place for at, place in enumerate(line) if place and (at == 0 or place != line[at - 1])]
+    best_indices = likelihoods.argmax(-1)
+    text = np.zeros(best_indices.shape, np.int64)
+    for row, line in zip(text, best_indices, strict=True):
+        places = [place for index, place in enumerate(line) if place and (index == 0 or place != line[index - 1])]
         row[: len(places)] = [ord(CHARACTERS[place - 1]) for place in places]
     return {"text": text}
 
@@ -55,13 +55,13 @@ def _lines(marked):
         height = bottom - top
         if height < LEAST_HEIGHT:
             continue
-        more = round(GROWN * height)
-        for left, right in _runs(marked[top:bottom].any(0), 3 * height):
+        margin = round(GROWN * height)
+        for left_edge, right_edge in _runs(marked[top:bottom].any(0), 3 * height):
             yield (
-                max(0, top - more),
-                max(0, left - more),
-                min(marked.shape[0], bottom + more),
-                min(marked.shape[1], right + more),
+                max(0, top - margin),
+                max(0, left_edge - margin),
+                min(marked.shape[0], bottom + margin),
+                min(marked.shape[1], right_edge + margin),
             )
 
 
@@ -77,11 +77,11 @@ def _fit(parts, most):
 def _runs(marks, gap):
     """(begin, end) of runs of true values; those with less than `gap` between them are one."""
     runs_found = []
-    for at in np.flatnonzero(marks):
-        if runs_found and at - runs_found[-1][1] < gap:
-            runs_found[-1][1] = at + 1
+    for position in np.flatnonzero(marks):
+        if runs_found and position - runs_found[-1][1] < gap:
+            runs_found[-1][1] = position + 1
         else:
-            runs_found.append([at, at + 1])
+            runs_found.append([position, position + 1])
     return runs_found
 
 

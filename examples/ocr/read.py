@@ -21,14 +21,14 @@ def main() -> None:
     parser.add_argument("--precision", default="int8")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        pulled = enginesmith.pull(
+        engine = enginesmith.pull(
             "ocr:candidate", registry=options.registry, target="cpu", precision=options.precision, dest=folder
         )
         # The functions are this folder's ocr.py, as it was published.
-        whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description, functions=load_function)
+        description = enginesmith.Ensemble.described(enginesmith.open_onnx, engine.description, functions=load_function)
         for picture in options.pictures:
             image = np.asarray(Image.open(picture).convert("RGB").resize(SIZE))
-            outputs = whole.run({"image": image})
+            outputs = description.run({"image": image})
             for box, text in zip(outputs["lines.boxes"], outputs["text.text"], strict=True):
                 print(f"{picture.name} {box.tolist()}: {''.join(map(chr, text[text > 0]))}")
 

@@ -10,8 +10,8 @@ from enginesmith.generation import Prompt, SamplingSettings
 
 def pull(registry: str, precision: str, dest: str) -> enginesmith.Generator:
     """A generator over the newest engine of a precision for this machine's CPU."""
-    pulled = enginesmith.pull("tinylm:candidate", registry=registry, target="cpu", precision=precision, dest=dest)
-    return enginesmith.Generator.opened(pulled)
+    engine = enginesmith.pull("tinylm:candidate", registry=registry, target="cpu", precision=precision, dest=dest)
+    return enginesmith.Generator.opened(engine)
 
 
 def main() -> None:

@@ -62,8 +62,8 @@ class Decoder(nn.Module):
         self.bytes = nn.Embedding(VOCABULARY, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(width)
-        half = width // heads // 2
-        angles = torch.outer(torch.arange(PLACES), 1000.0 ** -(torch.arange(half) / half))
+        half_width = width // heads // 2
+        angles = torch.outer(torch.arange(PLACES), 1000.0 ** -(torch.arange(half_width) / half_width))
         self.register_buffer("cosines", angles.cos(), persistent=False)
         self.register_buffer("sines", angles.sin(), persistent=False)
 
@@ -82,12 +82,12 @@ class Decoder(nn.Module):
         past = past or (self.norm.weight.new_zeros(len(ids), *self.empty),) * len(self.blocks)
         begin, end, caches = past[0].shape[2], past[0].shape[2] + ids.shape[1], []
         turn = self.cosines[begin:end], self.sines[begin:end]
-        later = torch.arange(end) > torch.arange(begin, end)[:, None]
-        hidden = self.bytes(ids)
+        is_later = torch.arange(end) > torch.arange(begin, end)[:, None]
+        hidden_states = self.bytes(ids)
         for block, cache in zip(self.blocks, past, strict=True):
-            hidden, cache = block(hidden, turn, cache, later)
+            hidden_states, cache = block(hidden_states, turn, cache, is_later)
             caches.append(cache)
-        return nn.functional.linear(self.norm(hidden), self.bytes.weight), caches
+        return nn.functional.linear(self.norm(hidden_states), self.bytes.weight), caches
 
 
 def build(width: int = 128, heads: int = 4) -> nn.Module:

@@ -90,8 +90,8 @@ def main() -> None:
     rng = np.random.default_rng(SEED)
     for (name, size), part in zip(SIZES.items(), np.array_split(held_out, len(SIZES)), strict=True):
         arrays = cut(part, *size, rng)
-        for other in {"calibration": ["next"], "held_out": ["step"]}.get(name, []):
-            del arrays[other]
+        for other_name in {"calibration": ["next"], "held_out": ["step"]}.get(name, []):
+            del arrays[other_name]
         np.savez_compressed(HERE / f"{name}.npz", **arrays)
     rows = torch.from_numpy(np.lib.stride_tricks.sliding_window_view(held_out, CONTEXT + 1)[::CONTEXT].astype(np.int64))
     with torch.no_grad():

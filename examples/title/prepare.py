@@ -54,16 +54,16 @@ def main() -> None:
         for name in ("encoder.onnx", "decoder.onnx", "tokenizer.json"):
             (HERE / name).write_bytes(archive.read(WITHIN + name))
     rng, writer = np.random.default_rng(0), TitleWriter(bare("encoder"), bare("decoder"), HERE / "tokenizer.json")
-    read, mask, written = (np.zeros((SAMPLES, size), np.int64) for size in (PLACES, PLACES, MOST_TOKENS))
+    input_array, mask, title_array = (np.zeros((SAMPLES, size), np.int64) for size in (PLACES, PLACES, MOST_TOKENS))
     for row in range(SAMPLES):
         text = describe(rng)
         tokens, title = writer.encode(text)[:PLACES], writer.tokens(text)[:MOST_TOKENS]
-        read[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
-        written[row, : len(title)] = title
-    arrays = {"encoder.input_ids": read, "attention_mask": mask, "decoder.input_ids": written}
-    following = np.pad(written[:, 1:], ((0, 0), (0, 1)))
+        input_array[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        title_array[row, : len(title)] = title
+    arrays = {"encoder.input_ids": input_array, "attention_mask": mask, "decoder.input_ids": title_array}
+    next_array = np.pad(title_array[:, 1:], ((0, 0), (0, 1)))
     # A sample has an axis of one row before its places.
-    np.savez(HERE / "golden.npz", next=following, **{name: array[:, None] for name, array in arrays.items()})
+    np.savez(HERE / "golden.npz", next=next_array, **{name: array[:, None] for name, array in arrays.items()})
 
 
 if __name__ == "__main__":

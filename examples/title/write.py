@@ -16,10 +16,10 @@ def main() -> None:
     parser.add_argument("--registry", default="registry")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        pulled = enginesmith.pull(
+        pulled_engine = enginesmith.pull(
             "title:candidate", registry=options.registry, target="cpu", precision="int8", dest=folder
         )
-        graphs = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description).graphs
+        graphs = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled_engine.description).graphs
         writer = TitleWriter(
             lambda inputs: graphs["encoder"].run(inputs)["last_hidden_state"],
             lambda inputs: graphs["decoder"].run(inputs)["logits"],

@@ -29,13 +29,13 @@ class TitleWriter:
         """The ids of a title, its begin and end among them."""
         ids = np.array([self.encode(text)], np.int64)
         mask = np.ones_like(ids)
-        hidden = self._encode({"input_ids": ids, "attention_mask": mask})
+        hidden_states = self._encode({"input_ids": ids, "attention_mask": mask})
         token_ids = [BEGIN]
         while token_ids[-1] != END and len(token_ids) < MOST_TOKENS:
-            inputs = {"input_ids": np.array([token_ids], np.int64), "encoder_hidden_states": hidden}
+            inputs = {"input_ids": np.array([token_ids], np.int64), "encoder_hidden_states": hidden_states}
             logits = self._decode({**inputs, "encoder_attention_mask": mask})[0, -1].astype(np.float32)
-            seen = logits[token_ids]  # Keskar et al., 2019
-            logits[token_ids] = np.where(seen < 0, seen * REPETITION_PENALTY, seen / REPETITION_PENALTY)
+            logit = logits[token_ids]  # Keskar et al., 2019
+            logits[token_ids] = np.where(logit < 0, logit * REPETITION_PENALTY, logit / REPETITION_PENALTY)
             token_ids.append(int(logits.argmax()))
         return token_ids
 

@@ -49,12 +49,12 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
     with TemporaryDirectory() as dest:
-        pulled = enginesmith.pull(
+        pulled_engine = enginesmith.pull(
             "vad", registry=options.registry, target="cpu", precision=options.precision, dest=dest
         )
-        streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
-        for row, heard in enumerate(listen(frames_of(options.file), streams)):
-            print(f"stream {row}: {', '.join(spans(heard)) or 'no voice'}")
+        streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
+        for row, frame in enumerate(listen(frames_of(options.file), streams)):
+            print(f"stream {row}: {', '.join(spans(frame)) or 'no voice'}")
 
 
 if __name__ == "__main__":

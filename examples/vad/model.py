@@ -30,14 +30,14 @@ class Detector(nn.Module):
         """sound: (batch, 320) in [-1, 1].  tail: (batch, 96), the end of the call before.  memory: (batch, 48).
 
         Returns logits (batch, 2) of silence and voice, and the next call's tail and memory."""
-        heard = torch.cat([tail, sound], 1)
-        memory = self.memory(self.features(self.spectra(heard).flatten(1)), memory)
-        return self.decide(memory), heard[:, FRAME:], memory
+        joined_sound = torch.cat([tail, sound], 1)
+        memory = self.memory(self.features(self.spectra(joined_sound).flatten(1)), memory)
+        return self.decide(memory), joined_sound[:, FRAME:], memory
 
     def spectra(self, heard: torch.Tensor) -> torch.Tensor:
         """Logarithms (batch, windows, 32) of the power in each band, of samples (batch, 96 + 160 * windows)."""
-        real, imaginary = nn.functional.conv1d(heard[:, None], self.waves, stride=HOP).chunk(2, 1)
-        return torch.log((real * real + imaginary * imaginary).transpose(1, 2) @ self.bands + 1e-3)
+        real_part, imaginary_part = nn.functional.conv1d(heard[:, None], self.waves, stride=HOP).chunk(2, 1)
+        return torch.log((real_part * real_part + imaginary_part * imaginary_part).transpose(1, 2) @ self.bands + 1e-3)
 
 
 def waves() -> torch.Tensor:

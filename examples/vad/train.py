@@ -29,17 +29,17 @@ SIZES = {"calibration": 4, "golden": 4, "held_out": 32}
 
 def clip(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """A sound (float32, in [-1, 1]) of SECONDS, and for each frame of it whether a voice is heard (int64)."""
-    sound, voiced = np.zeros(SECONDS * RATE), np.zeros(SECONDS * RATE, bool)
-    at = int(rng.uniform(0, 1.5) * RATE)
-    while at < len(sound):
-        phrase = speak(rng)[: len(sound) - at]
-        sound[at : at + len(phrase)] += phrase
-        voiced[at : at + len(phrase)] = True
-        at += len(phrase) + int(rng.uniform(0.4, 1.6) * RATE)
+    sound, voiced_array = np.zeros(SECONDS * RATE), np.zeros(SECONDS * RATE, bool)
+    position = int(rng.uniform(0, 1.5) * RATE)
+    while position < len(sound):
+        phrase = speak(rng)[: len(sound) - position]
+        sound[position : position + len(phrase)] += phrase
+        voiced_array[position : position + len(phrase)] = True
+        position += len(phrase) + int(rng.uniform(0.4, 1.6) * RATE)
     sound *= rng.uniform(0.1, 0.5) / max(np.abs(sound).max(), 1e-9)
-    heard = np.clip(sound + surroundings(rng, len(sound)), -1, 1)
-    sound = np.round(heard * 32767).astype(np.float32) / 32768  # as a file of 16 bits has it
-    return sound, (voiced.reshape(-1, FRAME).mean(1) > 0.5).astype(np.int64)
+    received_array = np.clip(sound + surroundings(rng, len(sound)), -1, 1)
+    sound = np.round(received_array * 32767).astype(np.float32) / 32768  # as a file of 16 bits has it
+    return sound, (voiced_array.reshape(-1, FRAME).mean(1) > 0.5).astype(np.int64)
 
 
 def speak(rng: np.random.Generator) -> np.ndarray:
@@ -63,8 +63,8 @@ def resonate(sound: np.ndarray, frequency: float, width: float) -> np.ndarray:
     """A sound through a resonance of a frequency and a width in Hz, by the first 40 ms of its impulse response."""
     time = np.arange(RATE // 25) / RATE
     response = np.exp(-np.pi * width * time) * np.sin(2 * np.pi * frequency * time)
-    padded = len(sound) + len(response)
-    return np.fft.irfft(np.fft.rfft(sound, padded) * np.fft.rfft(response, padded), padded)[: len(sound)]
+    count = len(sound) + len(response)
+    return np.fft.irfft(np.fft.rfft(sound, count) * np.fft.rfft(response, count), count)[: len(sound)]
 
 
 def fade(sound: np.ndarray) -> np.ndarray:

@@ -104,8 +104,8 @@ def test_a_table_of_one_run_lists_what_was_not_measured() -> None:
 def test_a_draft_that_was_cut_short_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spec.yaml").write_text("model: m\nprecisions: [fp32, fp16]\n")
     place = tmp_path / "registry" / "specs" / "m"
-    with monkeypatch.context() as cut, pytest.raises(SystemExit):
-        cut.setattr(rehearsal, "narrow", lambda _: sys.exit())
+    with monkeypatch.context() as cut_context, pytest.raises(SystemExit):
+        cut_context.setattr(rehearsal, "narrow", lambda _: sys.exit())
         rehearsal.copy_narrow(tmp_path, place)
     assert not place.exists()
     rehearsal.copy_narrow(tmp_path, place)

@@ -120,10 +120,10 @@ def int4_mlp(path: Path) -> Path:
 
 def _over_fp16(path: Path, nodes, width: int, weights) -> Path:
     """The nodes from fp16 'x' to fp16 'c', with casts around them."""
-    down = helper.make_node("Cast", ["image"], ["x"], name="down", to=TYPES["float16"])
-    up = helper.make_node("Cast", ["c"], ["logits"], name="up", to=TensorProto.FLOAT)
+    lower_node = helper.make_node("Cast", ["image"], ["x"], name="down", to=TYPES["float16"])
+    upper_node = helper.make_node("Cast", ["c"], ["logits"], name="up", to=TensorProto.FLOAT)
     inputs, outputs = [("image", 1, ("batch", width))], [("logits", 1, ("batch", 16))]
-    return save(path, [down, *nodes, up], inputs, outputs, weights)
+    return save(path, [lower_node, *nodes, upper_node], inputs, outputs, weights)
 
 
 IMAGE = TensorSpec("image", "float32", ("batch", 8))

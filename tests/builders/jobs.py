@@ -186,14 +186,14 @@ def hold(mib: int, limit_mib: int) -> int:
 
 def unit(index: int, fate: str, folder: str) -> int:
     """A unit of a simulated fleet: crashes always, the first time, or never; notes that it was built."""
-    first = Path(folder) / f"{index}.tried"
-    if fate == "crash" or (fate == "crash once" and not first.exists()):
-        mark(str(first))
+    first_path = Path(folder) / f"{index}.tried"
+    if fate == "crash" or (fate == "crash once" and not first_path.exists()):
+        mark(str(first_path))
         os.kill(os.getpid(), signal.SIGKILL)
     if fate == "error":
         raise errors.ModelError(f"unit {index} is refused")
-    with (Path(folder) / f"{index}.built").open("a") as built:
-        built.write("x")
+    with (Path(folder) / f"{index}.built").open("a") as built_file:
+        built_file.write("x")
     return index
 
 

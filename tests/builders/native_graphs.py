@@ -18,16 +18,16 @@ def request_for(backend, inputs, outputs, target="cpu", precision="fp32", sizes=
     specs = [
         tuple(TensorSpec(name, NUMPY[dtype], shape) for name, dtype, shape in values) for values in (inputs, outputs)
     ]
-    named = {dim for spec in specs[0] for dim in spec.shape if isinstance(dim, str)}
-    least, best, most = (dict.fromkeys(named, size) for size in sizes)
-    profile = ShapeProfile(tuple((spec.name, spec.at(least), spec.at(best), spec.at(most)) for spec in specs[0]))
+    named_dims = {dim for spec in specs[0] for dim in spec.shape if isinstance(dim, str)}
+    min_dims, dims, max_dims = (dict.fromkeys(named_dims, size) for size in sizes)
+    profile = ShapeProfile(tuple((spec.name, spec.at(min_dims), spec.at(dims), spec.at(max_dims)) for spec in specs[0]))
     return graphs.request(
         target,
         precision,
         backend.name,
         inputs=specs[0],
         outputs=specs[1],
-        profiles=(profile,) if named else (),
+        profiles=(profile,) if named_dims else (),
         options=discovery.options_of(backend),
         toolchain=discovery.toolchain_of(backend),
     )

@@ -35,8 +35,8 @@ def test_an_int8_state_equals_onnxs_and_is_carried_exactly(values, scale):
     state = QuantizedState("past", "present", scale)
     stored = store_states([state], {"past": values})["past"]
     np.testing.assert_array_equal(stored, QUANTIZE.run(None, {"x": values, "scale": np.array(scale, np.float32)})[0])
-    again = store_states([state], {"past": stored * np.float32(scale)})["past"]
-    np.testing.assert_array_equal(again, stored)
+    second_array = store_states([state], {"past": stored * np.float32(scale)})["past"]
+    np.testing.assert_array_equal(second_array, stored)
     np.testing.assert_array_equal(store_states([state], {"past": stored})["past"], stored)
 
 
@@ -59,5 +59,5 @@ def test_an_engine_with_int8_states_opens_with_the_models_states(tmp_path: Path)
         call = actual.prepare_call(INPUTS)
         assert call is not None
         call()
-    whole, inputs = call_as_built(engine, INPUTS)
-    assert inputs["past"].dtype == np.int8 and [spec.dtype for spec in whole.request.inputs] == ["int64", "int8"]
+    whole_engine, inputs = call_as_built(engine, INPUTS)
+    assert inputs["past"].dtype == np.int8 and [spec.dtype for spec in whole_engine.request.inputs] == ["int64", "int8"]

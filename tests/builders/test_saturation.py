@@ -46,9 +46,9 @@ def test_a_weight_beyond_64_may_saturate(tmp_path, value, saturates):
 
 
 def test_weights_outside_integer_sums_saturate_nothing(tmp_path):
-    others = [("zero", full(-128, 1)), ("scalar", np.array(100, np.int8)), ("bias", np.full(2, 1000, np.int32))]
-    others += [("u8", np.full((4, 2), 255, np.uint8)), ("empty", full(0, 0)), ("table", full(100, 8, 4))]
-    assert not file_may_saturate(product(tmp_path / "m.onnx", ("w", full(64, 4, 2)), *others, zero="zero"))
+    other_texts = [("zero", full(-128, 1)), ("scalar", np.array(100, np.int8)), ("bias", np.full(2, 1000, np.int32))]
+    other_texts += [("u8", np.full((4, 2), 255, np.uint8)), ("empty", full(0, 0)), ("table", full(100, 8, 4))]
+    assert not file_may_saturate(product(tmp_path / "m.onnx", ("w", full(64, 4, 2)), *other_texts, zero="zero"))
     assert not file_may_saturate(graphs.mlp(tmp_path / "float.onnx"))
 
 
@@ -122,9 +122,9 @@ U64 = {"u": np.random.default_rng(1).integers(128, 256, (3, 64)).astype(np.uint8
 
 def shared(*nodes: onnx.NodeProto, outputs: str, **weights: np.ndarray) -> onnx.ModelProto:
     """Nodes over u [n, 64] uint8 and the int8 weight w [64, 64]."""
-    ends = [helper.make_tensor_value_info(name, S32, ["a", "b"]) for name in outputs.split()]
+    end_value_infos = [helper.make_tensor_value_info(name, S32, ["a", "b"]) for name in outputs.split()]
     items = [numpy_helper.from_array(values, name) for name, values in ({"w": RANDOM} | weights).items()]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("u", U8, ["n", 64])], ends, items)
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("u", U8, ["n", 64])], end_value_infos, items)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -171,20 +171,20 @@ SHARED = {
 def test_a_weight_with_several_readers_is_rewritten_once(tmp_path, what):
     model = SHARED[what]
     expected = reference(model)
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    assert make_exact(changed) >= 1 and make_exact(changed) == 0
-    onnx.checker.check_model(changed)
-    for result, expected_result in zip(reference(changed), expected, strict=True):
+    changed_model = onnx.ModelProto()
+    changed_model.CopyFrom(model)
+    assert make_exact(changed_model) >= 1 and make_exact(changed_model) == 0
+    onnx.checker.check_model(changed_model)
+    for result, expected_result in zip(reference(changed_model), expected, strict=True):
         assert np.array_equal(result, expected_result)
-    names = [item.name for graph in walk_graphs(changed.graph) for item in graph.initializer]
+    names = [item.name for graph in walk_graphs(changed_model.graph) for item in graph.initializer]
     assert len(names) == len(set(names))
     assert sum(name.startswith("w as uint8") for name in names) == 1
     # An engine for a CPU without VNNI is right on this machine, too, opened as anybody would.
     onnx.save(model, tmp_path / "m.onnx")
     engine = OnnxRuntime().build(graphs.request("x86-64-v3", backend="onnxruntime"), tmp_path / "m.onnx", tmp_path)
     session = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
-    assert all(np.array_equal(one, other) for one, other in zip(session.run(None, U64), expected, strict=True))
+    assert all(np.array_equal(output, other) for output, other in zip(session.run(None, U64), expected, strict=True))
 
 
 def reference(model: onnx.ModelProto) -> list[np.ndarray]:
@@ -200,9 +200,9 @@ def lstm(weights: type) -> onnx.ModelProto:
     lstm = node("DynamicQuantizeLSTM", "x w r", "y", domain="com.microsoft", hidden_size=16)
     lstm.input.extend([*[""] * 5, "s", "z", "s", "z"])
     parts = [numpy_helper.from_array(values, name) for name, values in entries.items()]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None)] for name in "xy"]
-    ends[0][0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 64]))
-    graph = helper.make_graph([lstm], "g", *ends, parts)
+    end_value_infos = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None)] for name in "xy"]
+    end_value_infos[0][0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 64]))
+    graph = helper.make_graph([lstm], "g", *end_value_infos, parts)
     domains = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=domains, ir_version=9)
 
@@ -213,25 +213,25 @@ def test_both_weights_of_an_lstm_are_rewritten():
     assert (make_exact(model), make_exact(nodes)) == (2, 0)
     kinds = {item.name: item.data_type for item in model.graph.initializer}
     assert {kind for name, kind in kinds.items() if name != "s"} == {U8}
-    result, expected = (ort.InferenceSession(each.SerializeToString()).run(None, x)[0] for each in (model, nodes))
+    result, expected = (ort.InferenceSession(entry.SerializeToString()).run(None, x)[0] for entry in (model, nodes))
     assert np.array_equal(result, expected)
 
 
 def test_the_first_factor_of_an_integer_convolution_is_its_weight(tmp_path):
     """So that int8 activations saturate with uint8 weights, and int8 weights with nothing."""
-    for kinds, changed in (((S8, np.uint8), 1), ((U8, np.int8), 0), ((S8, np.int8), 0), ((U8, np.uint8), 0)):
+    for kinds, changed_number in (((S8, np.uint8), 1), ((U8, np.int8), 0), ((S8, np.int8), 0), ((U8, np.uint8), 0)):
         weight = np.full((2, 4, 3, 3), 100, kinds[1])
         conv = [helper.make_node("ConvInteger", ["x", "w"], ["y"], name="y")]
         path = tmp_path / "m.onnx"
         graphs.save(path, conv, [("x", kinds[0], ["n", 4, 6, 6])], [("y", S32, ["n", 2, 4, 4])], [("w", weight)])
-        assert make_exact(onnx.load(path)) == changed, kinds
+        assert make_exact(onnx.load(path)) == changed_number, kinds
 
 
 def test_a_graph_in_shards_is_rewritten_into_a_file_beside_it(tmp_path):
     weight = np.random.default_rng(0).integers(-128, 128, (64, 32)).astype(np.int8)
     node = helper.make_node("MatMulInteger", ["u", "w"], ["y"], name="y")
-    ends = [("u", U8, ["n", 64])], [("y", S32, ["n", 32])]
-    path = graphs.save(tmp_path / "m.onnx", [node], *ends, [("w", weight)])
+    end_texts = [("u", U8, ["n", 64])], [("y", S32, ["n", 32])]
+    path = graphs.save(tmp_path / "m.onnx", [node], *end_texts, [("w", weight)])
     save_graph(onnx.load(path), path)
     source = exact_source(path)
     assert isinstance(source, str) and source != str(path)

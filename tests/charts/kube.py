@@ -45,11 +45,11 @@ def pod_specs(value: Any) -> Iterator[Object]:
     if isinstance(value, dict):
         if isinstance(value.get("containers"), list):
             yield value
-        for inner in value.values():
-            yield from pod_specs(inner)
+        for inner_value in value.values():
+            yield from pod_specs(inner_value)
     elif isinstance(value, list):
-        for inner in value:
-            yield from pod_specs(inner)
+        for inner_value in value:
+            yield from pod_specs(inner_value)
 
 
 def pods(value: Any) -> list[Object]:
@@ -58,8 +58,8 @@ def pods(value: Any) -> list[Object]:
         return [pod for item in value for pod in pods(item)]
     if not isinstance(value, dict):
         return []
-    own = [value] if isinstance(value.get("spec", {}), dict) and "containers" in value.get("spec", {}) else []
-    return own + [pod for item in value.values() for pod in pods(item)]
+    own_values = [value] if isinstance(value.get("spec", {}), dict) and "containers" in value.get("spec", {}) else []
+    return own_values + [pod for item in value.values() for pod in pods(item)]
 
 
 def policies(objects: Iterable[Object]) -> dict[str, Object]:
@@ -100,9 +100,9 @@ def flow_run_job(variables: Object) -> Object:
 def with_value(path: str, value: Any, base: str | Object = "aws") -> dict[str, Any]:
     """Values, or a sample's, with one changed; 'gpuGroups.0.max' leads into a list."""
     values = copy.deepcopy(renders.sample(base) if isinstance(base, str) else base)
-    *places, last = [int(word) if word.isdigit() else word for word in path.split(".")]
-    here: Any = values
+    *places, last_number = [int(word) if word.isdigit() else word for word in path.split(".")]
+    local_value: Any = values
     for place in places:
-        here = here[place] if isinstance(here, list) else here.setdefault(place, {})
-    here[last] = value
+        local_value = local_value[place] if isinstance(local_value, list) else local_value.setdefault(place, {})
+    local_value[last_number] = value
     return values

@@ -23,21 +23,21 @@ def violations(spec: dict[str, Any]) -> list[str]:
 
 
 def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
-    own = container.get("securityContext", {})
-    if own.get("privileged"):
+    own_context = container.get("securityContext", {})
+    if own_context.get("privileged"):
         yield "privileged"
-    if own.get("allowPrivilegeEscalation") is not False:
+    if own_context.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation is not false"
-    capabilities = own.get("capabilities", {})
+    capabilities = own_context.get("capabilities", {})
     if "ALL" not in capabilities.get("drop", ()):
         yield "does not drop ALL capabilities"
     if set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
         yield f"adds {capabilities['add']}"
-    if own.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
+    if own_context.get("runAsNonRoot", pod.get("runAsNonRoot")) is not True:
         yield "runAsNonRoot is not true"
-    if own.get("runAsUser", pod.get("runAsUser")) == 0:
+    if own_context.get("runAsUser", pod.get("runAsUser")) == 0:
         yield "runs as root"
-    profile = own.get("seccompProfile", pod.get("seccompProfile", {})).get("type")
+    profile = own_context.get("seccompProfile", pod.get("seccompProfile", {})).get("type")
     if profile not in ("RuntimeDefault", "Localhost"):
         yield f"seccomp profile {profile}"
     if any("hostPort" in port for port in container.get("ports", ())):

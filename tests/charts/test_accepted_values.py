@@ -25,17 +25,17 @@ def test_fields_without_a_schema_can_be_set() -> None:
 def leaves(value: Any) -> Iterator[Any]:
     """Everything in objects that is no list or mapping, keys included."""
     if isinstance(value, dict):
-        yield from (leaf for pair in value.items() for leaf in leaves(list(pair)))
+        yield from (leaf_value for pair in value.items() for leaf_value in leaves(list(pair)))
     elif isinstance(value, list):
-        yield from (leaf for item in value for leaf in leaves(item))
+        yield from (leaf_value for item in value for leaf_value in leaves(item))
     else:
         yield value
 
 
 def names_in(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """Paths of values that are names and keys of Kubernetes."""
-    for key, inner in schema.get("properties", {}).items():
-        yield from names_in(inner, f"{path}.{key}".strip("."))
+    for key, inner_value in schema.get("properties", {}).items():
+        yield from names_in(inner_value, f"{path}.{key}".strip("."))
     if schema.get("pattern") in (NAME["pattern"], OPTIONAL_NAME["pattern"], KEY["pattern"]):
         yield path
 
@@ -43,9 +43,9 @@ def names_in(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("word", ["31", "2026-01-01"])
 def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None:
     values = {**with_value("ray.gcsFaultTolerance.redisAddress", "redis:6379"), "nameOverride": word}
-    alone = ("serviceAccounts", "registry.existingClaim", "fleet.catalog", "prefect.externalApi", "nodeCache", "global")
+    names = ("serviceAccounts", "registry.existingClaim", "fleet.catalog", "prefect.externalApi", "nodeCache", "global")
     for path in names_in(values_schema(yaml.safe_load((renders.CHART / "values.yaml").read_text()))):
-        if not path.startswith(alone):
+        if not path.startswith(names):
             values = with_value(path, word, values)
     values = with_value("serviceAccounts.builds.name", word, values)
     objects = renders.objects(renders.rendered(values, name="e", namespace=word))
@@ -94,8 +94,8 @@ def test_a_whole_number_of_cpus_is_a_valid_quantity() -> None:
     values["gpuGroups"][0]["cpu"] = 16
     values["prefect"]["flowRuns"]["cpuRequest"] = 2
     values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
-    for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
-        light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
+    for light_fleet in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
+        light_fleet["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
     objects = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]

@@ -143,22 +143,22 @@ def test_a_groups_flows_request_the_labels_of_its_workers() -> None:
     for sample in ("aws", "gke", "onprem"):
         (cluster,) = [item for item in kube.sample_objects(sample) if item["kind"] == "RayCluster"]
         labels = {item["groupName"]: item.get("labels") for item in cluster["spec"]["workerGroupSpecs"]}
-        on = {
+        on_options = {
             option(words, "--name"): option(words, "--on") for words in kube.deploy_commands(sample) if "--on" in words
         }
-        assert on and {name: gpu_labels(gpu_named(gpu)) for name, gpu in on.items()} == {
-            name: labels[name] for name in on
+        assert on_options and {name: gpu_labels(gpu_named(gpu)) for name, gpu in on_options.items()} == {
+            name: labels[name] for name in on_options
         }
 
 
 def test_each_gpu_group_gets_canaries_if_enabled() -> None:
-    first, *groups, _ = kube.deploy_commands("aws")
-    assert "--only=canary" in first and "--only=settle-canary" in first, (
+    first_command, *groups, _ = kube.deploy_commands("aws")
+    assert "--only=canary" in first_command and "--only=settle-canary" in first_command, (
         "of CPU engines, and the one that moves channels"
     )
     assert all("--only=canary" in words and "--only=settle-canary" not in words for words in groups)
     chosen = [words for words in kube.deploy_commands("aws") if "--only=choose-buckets" in words]
-    assert chosen == [first], "once for the cluster, where the values ask for it"
+    assert chosen == [first_command], "once for the cluster, where the values ask for it"
     assert not any("--only=choose-buckets" in words for words in kube.deploy_commands("onprem"))
     assert all(words[words.index("--traffic") + 1].startswith("s3://") for words in groups)
     assert not any("--only=canary" in words for words in kube.deploy_commands("onprem"))
@@ -185,13 +185,13 @@ def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_deployments_that_a_release_no_longer_registers_are_deleted(sample: str) -> None:
-    first, *others = commands = kube.deploy_commands(sample)
-    registered = {
+    first_command, *other_commands = commands = kube.deploy_commands(sample)
+    registered_texts = {
         f"{word.removeprefix('--only=')}/{command[command.index('--name') + 1]}"
         for command in commands
         for word in command
         if word.startswith("--only=")
     }
-    assert {word.removeprefix("--keep=") for word in first if word.startswith("--keep=")} == registered
-    assert not [word for command in others for word in command if word.startswith("--keep")]
+    assert {word.removeprefix("--keep=") for word in first_command if word.startswith("--keep=")} == registered_texts
+    assert not [word for command in other_commands for word in command if word.startswith("--keep")]
     assert len({command[command.index("--owner") + 1] for command in commands}) == 1

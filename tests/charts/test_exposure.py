@@ -164,8 +164,8 @@ def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
 
 def test_the_site_may_have_its_own_host() -> None:
     inputs = renders.sample("aws")
-    ways = {"ingress": {"enabled": True, "tlsSecret": "tls"}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}}
-    inputs |= {"site": {**ALONE, **ways}, "networkPolicy": {"site": {"from": ROUTER}}}
+    fields = {"ingress": {"enabled": True, "tlsSecret": "tls"}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}}
+    inputs |= {"site": {**ALONE, **fields}, "networkPolicy": {"site": {"from": ROUTER}}}
     texts = renders.rendered(inputs)
     result = {label(item): item for item in renders.objects(texts)}
     assert not result.keys() & {"Ingress enginesmith-prefect-server", "HTTPRoute enginesmith-prefect-server"}

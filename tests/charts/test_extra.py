@@ -75,9 +75,9 @@ def test_identity_labels_are_only_on_pods_of_its_account() -> None:
 
 def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
     objects = rendered(podSecurity={"runAsUser": None, "runAsGroup": None, "fsGroup": None})
-    assigned = {"runAsUser", "runAsGroup", "fsGroup"}
+    assigned_names = {"runAsUser", "runAsGroup", "fsGroup"}
     for _, pod in by_component(objects):
-        assert not assigned & pod["spec"]["securityContext"].keys()
+        assert not assigned_names & pod["spec"]["securityContext"].keys()
         assert not violations(pod["spec"])
     for variables in flow_runs(objects):
         assert not {"run_as_user", "run_as_group", "fs_group"} & variables.keys()
@@ -88,10 +88,10 @@ def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
     objects = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
     for name, pod in by_component(objects):
         (container,) = pod["spec"]["containers"]
-        there = name in BUILDS
-        assert (LICENSE in container["env"]) is there and (ROLE in container["env"]) is there, name
-        assert (TOKEN in pod["spec"].get("volumes", ())) is there and (AT in container["volumeMounts"]) is there, name
-        assert (container.get("envFrom") == ADDED["extraEnvFrom"]) is there, name
+        flag = name in BUILDS
+        assert (LICENSE in container["env"]) is flag and (ROLE in container["env"]) is flag, name
+        assert (TOKEN in pod["spec"].get("volumes", ())) is flag and (AT in container["volumeMounts"]) is flag, name
+        assert (container.get("envFrom") == ADDED["extraEnvFrom"]) is flag, name
         assert ("warm" in {item["name"] for item in pod["spec"].get("initContainers", ())}) is (name == "ray-worker")
         assert not violations(pod["spec"]), name
     for variables in flow_runs(objects):
@@ -132,17 +132,17 @@ def group_of(objects: list[Object], name: str) -> Object:
 def test_values_of_a_group_override_global_ones_only_in_this_group() -> None:
     values = renders.sample("onprem")
     cache = {"name": "kernels", "persistentVolumeClaim": {"claimName": "kernels"}}
-    here = {"name": "kernels", "mountPath": "/kernels"}
+    fields = {"name": "kernels", "mountPath": "/kernels"}
     values["extraEnv"] = [{"name": "MODE", "value": "all"}, {"name": "OTHER", "value": "all"}]
     values["gpuGroups"][2] |= {
-        "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [here]
+        "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [fields]
     }  # fmt: skip
     objects = renders.objects(renders.rendered(values))
-    mine, others = (next(pod_specs(group_of(objects, name))) for name in ("h100", "b200"))
-    env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
+    own_spec, other_specs = (next(pod_specs(group_of(objects, name))) for name in ("h100", "b200"))
+    env = [item["value"] for item in own_spec["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
     assert sorted(env) == ["all", "h100"]
-    assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
-    for pod in [others, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(objects)]]:
+    assert cache in own_spec["volumes"] and fields in own_spec["containers"][0]["volumeMounts"]
+    for pod in [other_specs, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(objects)]]:
         assert cache not in pod["volumes"]
         assert {"name": "MODE", "value": "all"} in pod["containers"][0]["env"]
 
@@ -227,24 +227,24 @@ def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: s
     for name, pod in by_component(
         renders.objects(renders.rendered({**values, "extraEnv": [{**variable, "value": "y"}]}))
     ):
-        main, *others = pod["spec"]["containers"]
-        mine = name == component and pod["metadata"]["labels"].get("enginesmith.io/group", "cpu") == "cpu"
-        assert main["name"] != INIT["name"] and ([item["name"] for item in others] == [INIT["name"]]) is mine
-        assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is mine
-        if mine:
+        main, *other_containers = pod["spec"]["containers"]
+        flag = name == component and pod["metadata"]["labels"].get("enginesmith.io/group", "cpu") == "cpu"
+        assert main["name"] != INIT["name"] and ([item["name"] for item in other_containers] == [INIT["name"]]) is flag
+        assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is flag
+        if flag:
             assert not violations(pod["spec"])
             (result,) = pod["spec"]["topologySpreadConstraints"]
             assert result["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
-            assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole)]
+            whole_fields = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
+            assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole_fields)]
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
 def test_global_annotations_are_on_every_object_beside_its_own(base: str) -> None:
-    common, values = {"example.com/owner": "inference"}, renders.sample(base)
+    fields, values = {"example.com/owner": "inference"}, renders.sample(base)
     values.setdefault("metrics", {})["serviceAnnotations"] = {"example.com/name": "x"}
     own = [item["metadata"].get("annotations", {}) for item in renders.objects(renders.rendered(values))]
-    objects = renders.objects(renders.rendered({**values, "commonAnnotations": common}))
-    assert [item["metadata"]["annotations"] for item in objects] == [{**annotations, **common} for annotations in own]
+    objects = renders.objects(renders.rendered({**values, "commonAnnotations": fields}))
+    assert [item["metadata"]["annotations"] for item in objects] == [{**annotations, **fields} for annotations in own]
     (service,) = [item for item in objects if label(item) == "Service enginesmith-metrics"]
-    assert service["metadata"]["annotations"] == {**common, "example.com/name": "x"}
+    assert service["metadata"]["annotations"] == {**fields, "example.com/name": "x"}

@@ -67,9 +67,9 @@ def test_only_the_fleets_flow_run_has_a_token_and_access_to_the_api_server(sampl
 
 
 def test_the_fleet_flow_builds_nothing_and_has_no_ray_token() -> None:
-    variables, builds = job_variables(fleet_command("onprem")), job_variables(deploy_commands("onprem")[0])
-    env, own = ({item["name"] for item in text["env"]} for text in (builds, variables))
-    assert "RAY_AUTH_TOKEN_PATH" in env and "RAY_AUTH_TOKEN_PATH" not in own
+    variables, build_variables = job_variables(fleet_command("onprem")), job_variables(deploy_commands("onprem")[0])
+    env, own_names = ({item["name"] for item in text["env"]} for text in (build_variables, variables))
+    assert "RAY_AUTH_TOKEN_PATH" in env and "RAY_AUTH_TOKEN_PATH" not in own_names
     assert "ray-token" not in {item["name"] for item in [*variables["volumes"], *variables["volume_mounts"]]}
     assert {item["name"] for item in variables["volume_mounts"]} == {item["name"] for item in variables["volumes"]}
     assert (variables["memory_request"], variables["memory_limit"]) == ("512Mi", "2Gi") and "cpu_limit" not in variables

@@ -23,8 +23,8 @@ INSTALLS = {
 def instructions(path: Path) -> list[tuple[str, str]]:
     """('RUN', 'pip install ...') in order; continued lines joined, comments left out."""
     lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in joined.splitlines()]
+    joined_text = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in joined_text.splitlines()]
 
 
 def installs(path: Path) -> list[str]:
@@ -50,8 +50,8 @@ def test_an_image_is_pinned_small_and_not_root(path: Path) -> None:
     assert not [text for word, text in actual if word == "ARG" and "IMAGE=" in text], "a base has no default"
     assert any(word == "RUN" and "@sha256:*" in text for word, text in actual), "an unpinned base is refused"
     assert [text for word, text in actual if word == "USER"] == ["10001:10001"]
-    tried = "enginesmith --version" if path.stem == "client" else "enginesmith doctor"
-    assert actual.index(("USER", "10001:10001")) < actual.index(("RUN", tried))
+    tried_text = "enginesmith --version" if path.stem == "client" else "enginesmith doctor"
+    assert actual.index(("USER", "10001:10001")) < actual.index(("RUN", tried_text))
 
 
 def test_an_unpinned_base_is_refused_with_the_remedy() -> None:
@@ -70,8 +70,8 @@ def test_images_install_extras_that_exist_under_the_tested_versions() -> None:
         steps = installs(path)
         assert [shlex.split(step.partition("constraints.txt ")[2]) for step in steps] == INSTALLS[path.stem]
         assert all("--constraint constraints.txt" in step for step in steps)
-        for named in re.findall(r"\.\[(\w+)\]", " ".join(steps)):
-            assert named in extras
+        for named_match in re.findall(r"\.\[(\w+)\]", " ".join(steps)):
+            assert named_match in extras
 
 
 def test_the_client_is_small() -> None:
@@ -89,9 +89,9 @@ def test_images_get_the_code_and_nothing_else() -> None:
 
 
 def test_the_version_of_ray_equals_the_images() -> None:
-    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert pinned and f"\n  version: {pinned[1]}\n" in (renders.CHART / "values.yaml").read_text()
-    assert f"rayVersion: {pinned[1]}\n" in (ROOT / "manifests/examples/rayjob-build.yaml").read_text()
+    pinned_match = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned_match and f"\n  version: {pinned_match[1]}\n" in (renders.CHART / "values.yaml").read_text()
+    assert f"rayVersion: {pinned_match[1]}\n" in (ROOT / "manifests/examples/rayjob-build.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -70,11 +70,11 @@ def test_an_empty_list_of_clients_denies_all(part: str) -> None:
 def test_a_registry_on_a_claim_opens_no_egress_without_a_bucket() -> None:
     values = renders.sample("minimal")
     assert "to-registry" not in policies(values)
-    for more in (
+    for more_fields in (
         {"catalog": {"place": "s3://specs/all"}},
         {"canary": {"enabled": True, "traffic": "s3://traffic/recorded"}},
     ):
-        (rule,) = policies({**values, **more})["to-registry"]["egress"]
+        (rule,) = policies({**values, **more_fields})["to-registry"]["egress"]
         assert {peer["ipBlock"]["cidr"] for peer in rule["to"]} == {"0.0.0.0/0", "::/0"}
     assert "to-registry" not in policies({**values, "canary": {"enabled": False, "traffic": "s3://traffic/recorded"}})
 

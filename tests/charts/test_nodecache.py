@@ -32,13 +32,13 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     assert environment["ENGINESMITH_REGISTRY"].split(",") == [cache, bucket]
     assert environment["ENGINESMITH_CACHE_BYTES"] == str(20 << 30)
     # A pod's name, which is its host's, is another after each restart: rollouts would give the node another version.
-    (named,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINESMITH_NODE"]
-    assert named == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    (named_source,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINESMITH_NODE"]
+    assert named_source == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert watch["command"][watch["command"].index("--interval") + 1] == "120"
     (volume,) = [item for item in spec["volumes"] if "hostPath" in item]
     assert volume["hostPath"] == {"path": "/var/lib/enginesmith", "type": "DirectoryOrCreate"}
-    (own,) = spec["initContainers"]  # all that runs as root: one program with one capability
-    assert own["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    (own_container,) = spec["initContainers"]  # all that runs as root: one program with one capability
+    assert own_container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     assert watch["securityContext"]["runAsNonRoot"]
 
 
@@ -56,8 +56,8 @@ def test_with_a_claim_each_node_has_its_own_engines_and_nothing_runs_as_root() -
 
 def test_the_nodes_pods_and_policy_may_have_their_own_namespace() -> None:
     actual = objects(on_nodes(namespace="nodes"))
-    there = {name for name, item in actual.items() if item["metadata"].get("namespace") == "nodes"}
-    assert there == {f"DaemonSet enginesmith-node-{pull['name']}" for pull in (L4, H100)}
+    names = {name for name, item in actual.items() if item["metadata"].get("namespace") == "nodes"}
+    assert names == {f"DaemonSet enginesmith-node-{pull['name']}" for pull in (L4, H100)}
     assert "serviceAccountName" not in actual["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
 
 

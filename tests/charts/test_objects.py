@@ -51,23 +51,23 @@ def definitions(folder: str, version: str) -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_are_valid_for_kubernetes(version: str) -> None:
-    seen: list[Object] = []
+    seen_items: list[Object] = []
     for name, item in everything():
-        new = version >= SINCE.get(name.split(":")[0], "1.30")
-        if item["apiVersion"] not in BUILT_IN or not new or item in seen:
+        is_new = version >= SINCE.get(name.split(":")[0], "1.30")
+        if item["apiVersion"] not in BUILT_IN or not is_new or item in seen_items:
             continue
-        seen.append(item)
+        seen_items.append(item)
         errors = built_in(version, item["apiVersion"], item["kind"]).iter_errors(item)
         assert not [f"{list(error.path)}: {error.message[:200]}" for error in errors], name
-    assert len(seen) > 40
+    assert len(seen_items) > 40
 
 
 def test_the_validator_finds_an_unknown_field() -> None:
-    wrong = copy.deepcopy(next(item for item in sample_objects("minimal") if item["kind"] == "Service"))
-    wrong["spec"]["prots"] = []
+    wrong_item = copy.deepcopy(next(item for item in sample_objects("minimal") if item["kind"] == "Service"))
+    wrong_item["spec"]["prots"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, "1.34", strict=True)
-    assert not built_in("1.34", "v1", "Service").is_valid(wrong)
+        kubernetes_validate.validate(wrong_item, "1.34", strict=True)
+    assert not built_in("1.34", "v1", "Service").is_valid(wrong_item)
 
 
 @cache
@@ -100,16 +100,16 @@ def closed(schema: Any) -> Any:
         result["properties"] = {name: closed(value) for name, value in properties.items()}
         if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
             result["additionalProperties"] = False
-        defaulted = {name for name, value in properties.items() if "default" in value}
-        result["required"] = [name for name in schema.get("required", ()) if name not in defaulted]
+        defaulted_names = {name for name, value in properties.items() if "default" in value}
+        result["required"] = [name for name in schema.get("required", ()) if name not in defaulted_names]
     return result
 
 
 def custom_objects() -> Iterator[tuple[str, Object]]:
-    seen: list[Object] = []
+    seen_items: list[Object] = []
     for name, item in everything():
-        if item["apiVersion"] in CUSTOM - {"argoproj.io/v1alpha1"} and item not in seen:
-            seen.append(item)
+        if item["apiVersion"] in CUSTOM - {"argoproj.io/v1alpha1"} and item not in seen_items:
+            seen_items.append(item)
             yield name, item
 
 
@@ -124,9 +124,9 @@ def test_custom_resources_are_valid_for_their_operators() -> None:
 
 def test_the_validator_finds_an_unknown_field_of_a_custom_resource() -> None:
     schema = crds()["ray.io/v1", "RayCluster"]
-    wrong = copy.deepcopy(next(item for item in sample_objects("aws") if item["kind"] == "RayCluster"))
-    wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = 0
-    errors = jsonschema.Draft202012Validator(schema).iter_errors({**wrong, "metadata": {}})
+    wrong_item = copy.deepcopy(next(item for item in sample_objects("aws") if item["kind"] == "RayCluster"))
+    wrong_item["spec"]["workerGroupSpecs"][0]["minReplica"] = 0
+    errors = jsonschema.Draft202012Validator(schema).iter_errors({**wrong_item, "metadata": {}})
     assert any("minReplica" in error.message for error in errors)
 
 

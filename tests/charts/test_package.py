@@ -25,8 +25,8 @@ class Registry(http.server.BaseHTTPRequestHandler):
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if self.command == "PUT":
             self.objects |= {digest: body, name: body}
-        elif self.command in ("GET", "HEAD") and (stored := self.objects.get(name)):
-            body, digest = stored, f"sha256:{hashlib.sha256(stored).hexdigest()}"
+        elif self.command in ("GET", "HEAD") and (stored_object := self.objects.get(name)):
+            body, digest = stored_object, f"sha256:{hashlib.sha256(stored_object).hexdigest()}"
         self.send_response({"PUT": 201, "POST": 202}.get(self.command, 200 if body else 404))
         for header in (("Content-Length", str(len(body))), ("Docker-Content-Digest", digest), ("Location", "/upload")):
             self.send_header(*header)
@@ -44,25 +44,25 @@ def gpg(folder: Path, *arguments: str) -> bytes:
 
 @pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
 def test_only_the_signed_chart_passes_push_pull_and_verification(tmp_path: Path) -> None:
-    secret, public, home = tmp_path / "secret.gpg", tmp_path / "public.gpg", tmp_path / "home"
+    secret, public_path, home = tmp_path / "secret.gpg", tmp_path / "public.gpg", tmp_path / "home"
     home.mkdir(mode=0o700)
     no_passphrase = ("--batch", "--pinentry-mode", "loopback", "--passphrase", "")
     gpg(home, "gpg", *no_passphrase, "--quick-generate-key", SIGNER, "rsa2048", "sign")
     secret.write_bytes(gpg(home, "gpg", *no_passphrase, "--export-secret-keys"))
-    public.write_bytes(gpg(home, "gpg", "--export"))
+    public_path.write_bytes(gpg(home, "gpg", "--export"))
     gpg(home, "gpgconf", "--kill", "gpg-agent")
     archive, provenance = package.package(tmp_path / "new", SIGNER, secret)
-    assert helm.verify(archive, public)["signed_by"] == [SIGNER]
+    assert helm.verify(archive, public_path)["signed_by"] == [SIGNER]
     with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry)) as url:
         place = url.replace("http://", "oci://").rstrip("/") + "/charts"
         helm.push(archive, place, plain_http=True)
         helm.pull(f"{place}/enginesmith", version="0.1.0", destination=str(tmp_path), plain_http=True)
-    pulled = tmp_path / archive.name
+    pulled_folder = tmp_path / archive.name
     assert provenance.read_bytes() in Registry.objects.values()
-    assert helm.verify(pulled, public, provenance_file=provenance)["file_name"] == archive.name
-    pulled.write_bytes(pulled.read_bytes() + b"0")
+    assert helm.verify(pulled_folder, public_path, provenance_file=provenance)["file_name"] == archive.name
+    pulled_folder.write_bytes(pulled_folder.read_bytes() + b"0")
     with pytest.raises(helm.HelmError):
-        helm.verify(pulled, public, provenance_file=provenance)
+        helm.verify(pulled_folder, public_path, provenance_file=provenance)
     with pytest.raises(ValueError, match=r"key 'nobody' of .*secret.gpg does not sign: private key not found"):
         package.package(tmp_path / "unsigned", "nobody", secret)
     assert list((tmp_path / "unsigned").iterdir()) == []

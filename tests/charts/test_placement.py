@@ -23,9 +23,9 @@ def affinity(**group: Any) -> Object:
 
 
 def test_a_product_is_added_to_each_of_the_users_terms() -> None:
-    weighted = [{"weight": 1, "preference": ZONES[0]}]
+    fields = [{"weight": 1, "preference": ZONES[0]}]
     entries = {
-        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [*ZONES, BY_NAME]}, PREFERRED: weighted},
+        "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [*ZONES, BY_NAME]}, PREFERRED: fields},
         "podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname"}]},
     }
     result = affinity(product="h100", affinity=entries)
@@ -34,7 +34,7 @@ def test_a_product_is_added_to_each_of_the_users_terms() -> None:
         {"matchExpressions": [*ZONES[1]["matchExpressions"], PRODUCT]},
         {**BY_NAME, "matchExpressions": [PRODUCT]},
     ]
-    assert result["nodeAffinity"][PREFERRED] == weighted and result["podAntiAffinity"] == entries["podAntiAffinity"]
+    assert result["nodeAffinity"][PREFERRED] == fields and result["podAntiAffinity"] == entries["podAntiAffinity"]
 
 
 def test_without_a_product_the_users_affinity_is_unchanged() -> None:

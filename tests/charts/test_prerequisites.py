@@ -23,18 +23,18 @@ MADE = {("Secret", "enginesmith-ray")}
 def named(value: Any) -> Iterator[tuple[str, str]]:
     """(kind, name) of everything that an object names, however deep."""
     if isinstance(value, list):
-        for inner in value:
-            yield from named(inner)
+        for inner_value in value:
+            yield from named(inner_value)
     if not isinstance(value, dict):
         return
-    for field, inner in value.items():
+    for field, inner_value in value.items():
         if field in ("imagePullSecrets", "image_pull_secrets"):
-            yield from (("Secret", item["name"]) for item in inner or ())
+            yield from (("Secret", item["name"]) for item in inner_value or ())
         kind, key = FIELDS.get(field, ("", ""))
-        result = inner.get(key) if isinstance(inner, dict) else inner
+        result = inner_value.get(key) if isinstance(inner_value, dict) else inner_value
         if kind and isinstance(result, str) and result:
             yield kind, result
-        yield from named(inner)
+        yield from named(inner_value)
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
@@ -46,5 +46,5 @@ def test_each_sample_lists_its_requirements_at_the_head(sample: str) -> None:
     head = re.match(r"(#.*\n)+", text)
     assert head
     assert expected - existing_objects, "nothing was found that a sample needs"
-    listed = set(re.findall(r"[a-z0-9-]+", head[0].partition("# Before the installation")[2]))
-    assert not {(kind, name) for kind, name in expected - existing_objects if name not in listed}
+    listed_matches = set(re.findall(r"[a-z0-9-]+", head[0].partition("# Before the installation")[2]))
+    assert not {(kind, name) for kind, name in expected - existing_objects if name not in listed_matches}

@@ -39,20 +39,20 @@ def broken_rules(spec: Object) -> list[str]:
         "no token authentication before Ray 2.52": token and version(spec["rayVersion"]) < (2, 52),
         "the head takes work": head["rayStartParams"].get("num-cpus") != "0",
     }
-    items = [rule for rule, broken in rules.items() if broken]
+    items = [rule for rule, broken_rule in rules.items() if broken_rule]
     return items + [f"{group['groupName']}: {rule}" for group in groups for rule in broken_by(group)]
 
 
 def broken_by(group: Object) -> list[str]:
     """The operator's rules that a worker group breaks."""
-    both = bool({"num-cpus", "num-gpus", "memory", "resources"} & set(group["rayStartParams"]))
+    is_both = bool({"num-cpus", "num-gpus", "memory", "resources"} & set(group["rayStartParams"]))
     rules = {
         "min > max": group["minReplicas"] > group["maxReplicas"],
         "replicas < min": group["replicas"] < group["minReplicas"],
-        "resources and rayStartParams exclude each other": bool(group.get("resources")) and both,
+        "resources and rayStartParams exclude each other": bool(group.get("resources")) and is_both,
         "a label of Ray's own": any(name.startswith("ray.io/") for name in group.get("labels", ())),
     }
-    return [rule for rule, broken in rules.items() if broken]
+    return [rule for rule, broken_rule in rules.items() if broken_rule]
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def test_the_operators_rules_are_kept() -> None:
-    assert not {name: broken for name, spec in clusters() if (broken := broken_rules(spec))}
+    assert not {name: broken_names for name, spec in clusters() if (broken_names := broken_rules(spec))}
     assert len(list(clusters())) == len(renders.SAMPLES) + 2
 
 
@@ -75,14 +75,14 @@ def test_the_operators_rules_are_kept() -> None:
 )
 def test_a_broken_rule_is_reported(changed: dict[str, Any], message: str) -> None:
     spec = next(spec for _, spec in clusters())
-    wrong = {**spec, "workerGroupSpecs": [{**spec["workerGroupSpecs"][0], **changed}]}
-    assert any(message in item for item in broken_rules(wrong))
+    wrong_fields = {**spec, "workerGroupSpecs": [{**spec["workerGroupSpecs"][0], **changed}]}
+    assert any(message in item for item in broken_rules(wrong_fields))
 
 
 def test_names_are_short_enough_for_ray() -> None:
     for name, item in everything():
-        most = {"RayCluster": 53, "RayJob": 47}.get(item["kind"])
-        assert most is None or len(item["metadata"]["name"]) <= most, name
+        max_field = {"RayCluster": 53, "RayJob": 47}.get(item["kind"])
+        assert max_field is None or len(item["metadata"]["name"]) <= max_field, name
 
 
 def test_kueue_gets_its_labels() -> None:
@@ -173,6 +173,6 @@ def test_redis_stores_the_state_of_the_head_if_enabled() -> None:
         "externalStorageNamespace": f"enginesmith-enginesmith-ray-{cluster['spec']['rayVersion']}",
     }
     assert "enginesmith-ray-head-to-redis" in policies
-    without, policies = made_with()
-    assert "gcsFaultToleranceOptions" not in without["spec"]
+    reduced_document, policies = made_with()
+    assert "gcsFaultToleranceOptions" not in reduced_document["spec"]
     assert "enginesmith-ray-head-to-redis" not in policies

@@ -98,8 +98,8 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
         f'said: {{{{ include "enginesmith.problems.{rule}" (merge (dict "root" $) .Values.global) | trim | quote }}}}'
     )
     (chart / "templates/said.yaml").write_text(call)
-    with helm.Chart.load(str(chart)) as loaded:
-        texts = loaded.render(
+    with helm.Chart.load(str(chart)) as loaded_text:
+        texts = loaded_text.render(
             {**renders.sample("minimal"), "global": argument, **values}, name="enginesmith", namespace="n"
         )
     (text,) = [text for path, text in texts.items() if path.endswith("said.yaml")]
@@ -118,8 +118,8 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
     ],
 )
 def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, grows, message, tmp_path):
-    values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
-    result = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
+    values, fields = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
+    result = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": fields}, tmp_path)
     assert (message in result) if message else not result
 
 
@@ -146,21 +146,21 @@ def test_another_name_keeps_the_ray_cluster(values: dict[str, Any], message: str
     labels = {"app.kubernetes.io/instance": "enginesmith", "app.kubernetes.io/name": "enginesmith"}
     config = {"metadata": {"name": "enginesmith-ray", "labels": labels}, "data": {"raycluster.yaml": ""}}
     test = {"metadata": {"name": "enginesmith-test", "labels": labels}, "data": {"selftest.py": ""}}
-    others = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
-    result = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
+    other_fields = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
+    result = installed("names", {"there": {"items": [other_fields, config, test]}}, tmp_path, **values)
     assert re.search(message, result) if message else not result
 
 
 def test_plain_manifests_do_not_mention_helm_and_list_configuration_before_jobs() -> None:
     """kubectl sends one object after the other; a Job that is quick would read the ConfigMap of the last time."""
     for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
-        text, there = path.read_text(), set()
+        text, texts = path.read_text(), set()
         assert "helm.sh/hook" not in text and "managed-by: Helm" not in text, path.name
         for item in yaml.safe_load_all(text):
-            there.add(label(item))
+            texts.add(label(item))
             if item["kind"] == "Job":
                 volumes = item["spec"]["template"]["spec"]["volumes"]
-                assert {f"ConfigMap {one['configMap']['name']}" for one in volumes if "configMap" in one} <= there
+                assert {f"ConfigMap {entry['configMap']['name']}" for entry in volumes if "configMap" in entry} <= texts
 
 
 def test_server_state_waits_for_its_volume_before_a_new_server_starts() -> None:

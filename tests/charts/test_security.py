@@ -19,14 +19,14 @@ WITH_TOKEN = {
 
 
 def test_every_pod_is_restricted_with_a_read_only_root_file_system() -> None:
-    checked = 0
+    checked_number = 0
     for name, item in everything():
         for spec in pod_specs(item):
             assert not violations(spec), name
             for container in containers(spec):
                 assert container["securityContext"]["readOnlyRootFilesystem"] is True, (name, container["name"])
-            checked += 1
-    assert checked > 40
+            checked_number += 1
+    assert checked_number > 40
 
 
 def test_the_autoscaler_that_the_operator_adds_is_restricted_too() -> None:
@@ -48,8 +48,8 @@ def test_the_autoscaler_that_the_operator_adds_is_restricted_too() -> None:
 )
 def test_an_unrestricted_pod_is_found(changed: Object, message: str) -> None:
     spec = next(spec for item in sample_objects("minimal") for spec in pod_specs(item))
-    stripped = [{**item, "securityContext": {"allowPrivilegeEscalation": False}} for item in spec["containers"]]
-    assert any(message in item for item in violations({**spec, "containers": stripped, **changed}))
+    stripped_fields = [{**item, "securityContext": {"allowPrivilegeEscalation": False}} for item in spec["containers"]]
+    assert any(message in item for item in violations({**spec, "containers": stripped_fields, **changed}))
 
 
 def test_every_image_is_named_by_its_digest() -> None:
@@ -131,8 +131,8 @@ def test_the_ray_cluster_job_has_rights_only_for_that_cluster(sample: str) -> No
     role, binding = role_and_binding(sample, "enginesmith-ray-apply")
     assert granted(role) == RAY_APPLY
     # Neither what is made nor what is listed can be named in a rule.
-    named = [rule for rule in role["rules"] if {"get", "update"} & set(rule["verbs"])]
-    assert all(rule["resourceNames"] == ["enginesmith-ray"] for rule in named)
+    named_rules = [rule for rule in role["rules"] if {"get", "update"} & set(rule["verbs"])]
+    assert all(rule["resourceNames"] == ["enginesmith-ray"] for rule in named_rules)
     assert [item["name"] for item in binding["subjects"]] == ["enginesmith-ray-apply"]
 
 
@@ -150,19 +150,19 @@ SECRET_WORDS = re.compile(r"secret_access_key|password|api_key|auth_string|token
 def environment(value: Any) -> Iterator[Object]:
     if isinstance(value, dict):
         yield from (item for item in value.get("env", ()) if isinstance(item, dict))
-        for inner in value.values():
-            yield from environment(inner)
+        for inner_value in value.values():
+            yield from environment(inner_value)
     elif isinstance(value, list):
-        for inner in value:
-            yield from environment(inner)
+        for inner_value in value:
+            yield from environment(inner_value)
 
 
 def test_no_secret_is_in_a_plain_field() -> None:
     for name, item in everything():
         assert item["kind"] != "Secret", f"{name}: secrets are the user's to make"
         for variable in environment(item):
-            plain = "value" in variable and SECRET_WORDS.search(variable["name"])
-            assert not plain or variable["name"].endswith(("_NAME", "_KEY", "_PATH")), (name, variable["name"])
+            plain_match = "value" in variable and SECRET_WORDS.search(variable["name"])
+            assert not plain_match or variable["name"].endswith(("_NAME", "_KEY", "_PATH")), (name, variable["name"])
 
 
 def test_no_secret_is_in_a_config_map() -> None:
@@ -175,20 +175,20 @@ def test_no_secret_is_in_a_config_map() -> None:
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_unlisted_traffic_is_denied(sample: str) -> None:
-    deny = policies(sample_objects(sample))["default-deny"]
-    assert deny["policyTypes"] == ["Ingress", "Egress"] and not {"ingress", "egress"} & deny.keys()
+    deny_policy = policies(sample_objects(sample))["default-deny"]
+    assert deny_policy["policyTypes"] == ["Ingress", "Egress"] and not {"ingress", "egress"} & deny_policy.keys()
     for item in sample_objects(sample):
         template = item.get("spec", {}).get("template", {}) if item["kind"] in ("Deployment", "Job") else item
         if item["kind"] in ("Deployment", "Job", "Pod"):
             labels = template["metadata"]["labels"]
-            assert deny["podSelector"]["matchLabels"].items() <= labels.items(), label(item)
+            assert deny_policy["podSelector"]["matchLabels"].items() <= labels.items(), label(item)
 
 
 def test_ray_pods_are_denied_by_default_too() -> None:
     (cluster,) = [item for item in sample_objects("aws") if item["kind"] == "RayCluster"]
-    deny = policies(sample_objects("aws"))["default-deny"]["podSelector"]["matchLabels"]
+    deny_labels = policies(sample_objects("aws"))["default-deny"]["podSelector"]["matchLabels"]
     for part in [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]:
-        assert deny.items() <= part["template"]["metadata"]["labels"].items()
+        assert deny_labels.items() <= part["template"]["metadata"]["labels"].items()
 
 
 def test_ray_budgets_count_by_min_available() -> None:

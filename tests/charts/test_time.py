@@ -54,10 +54,10 @@ def job_of(values: dict[str, Any], component: str, revision: int = 1) -> Object:
 def test_an_ordinary_job_is_named_by_its_purpose(component: str) -> None:
     """Argo CD renders each time as the first revision, and a Job cannot be changed."""
     values = renders.sample("onprem")
-    first = job_of(values, component)
-    assert re.fullmatch(rf"enginesmith-{component}-[0-9a-f]{{10}}", first["metadata"]["name"])
-    assert job_of(values, component, revision=7) == first
-    assert "ttlSecondsAfterFinished" not in first["spec"], "Argo CD would make it again"
+    first_job = job_of(values, component)
+    assert re.fullmatch(rf"enginesmith-{component}-[0-9a-f]{{10}}", first_job["metadata"]["name"])
+    assert job_of(values, component, revision=7) == first_job
+    assert "ttlSecondsAfterFinished" not in first_job["spec"], "Argo CD would make it again"
     image, command = copy.deepcopy(values), copy.deepcopy(values)
     image["images"]["control"]["digest"] = f"sha256:{'1' * 64}"
     command["gpuGroups"][0]["max"] = 1

@@ -38,8 +38,8 @@ def test_the_schema_refuses(batch: list[tuple[str, str, Any]]) -> None:
         )
     lines = str(error.value).splitlines()
     for path, message, value in batch:
-        named = f"'/{keys[path]}", f"'{keys[path]}'"
-        assert [line for line in lines if message in line and any(name in line for name in named)], (path, value)
+        named_texts = f"'/{keys[path]}", f"'{keys[path]}'"
+        assert [line for line in lines if message in line and any(name in line for name in named_texts)], (path, value)
 
 
 @pytest.mark.parametrize("batch", batches("refused_by_templates.yaml"))

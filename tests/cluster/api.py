@@ -42,8 +42,8 @@ class RefusedError(Exception):
 
 def path_of(kind: str, namespace: str = "", name: str = "") -> str:
     """The path of one object, or of all of a kind ('pods', 'rayclusters')."""
-    inside = f"/namespaces/{namespace}" if namespace else ""
-    return f"{PLACES[kind]}{inside}/{kind}" + (f"/{name}" if name else "")
+    inner_text = f"/namespaces/{namespace}" if namespace else ""
+    return f"{PLACES[kind]}{inner_text}/{kind}" + (f"/{name}" if name else "")
 
 
 class Api:

@@ -18,16 +18,16 @@ class Assets:
 
 def assets() -> Assets | str:
     """What KUBE_ASSETS names, or the reason why no control plane can be started. etcd may be on PATH instead."""
-    named = os.environ.get("KUBE_ASSETS")
-    if not named:
+    assets_path = os.environ.get("KUBE_ASSETS")
+    if not assets_path:
         return f"KUBE_ASSETS names no folder with {', '.join(PROGRAMS)} and crds/ (tests/cluster/README.md)"
-    folder = Path(named)
+    folder = Path(assets_path)
     result = {name: folder / name for name in PROGRAMS}
-    if not result["etcd"].exists() and (elsewhere := shutil.which("etcd")):
-        result["etcd"] = Path(elsewhere)
+    if not result["etcd"].exists() and (etcd_path := shutil.which("etcd")):
+        result["etcd"] = Path(etcd_path)
     crds = tuple(sorted(folder.glob("crds/*.yaml")))
-    missing = [name for name, path in result.items() if not os.access(path, os.X_OK)]
-    missing += [] if any(path.name.startswith("ray.io_") for path in crds) else ["crds/ray.io_*.yaml"]
-    if missing:
-        return f"KUBE_ASSETS={named} lacks {', '.join(missing)} (tests/cluster/README.md)"
+    missing_names = [name for name, path in result.items() if not os.access(path, os.X_OK)]
+    missing_names += [] if any(path.name.startswith("ray.io_") for path in crds) else ["crds/ray.io_*.yaml"]
+    if missing_names:
+        return f"KUBE_ASSETS={assets_path} lacks {', '.join(missing_names)} (tests/cluster/README.md)"
     return Assets(result, crds)

@@ -61,8 +61,8 @@ class Cluster:
 
         def look() -> dict[str, Object] | None:
             result = self.pods(namespace)
-            all_run = all(pod["status"].get("phase") == "Running" for pod in result.values())
-            return result if all_run and len(result) == count else None
+            is_all_run = all(pod["status"].get("phase") == "Running" for pod in result.values())
+            return result if is_all_run and len(result) == count else None
 
         return wait_for(f"{count} running pods", look)
 
@@ -91,20 +91,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if not isinstance(actual, Assets):
         pytest.skip(actual)
     plane = ControlPlane(actual, tmp_path_factory.mktemp("cluster"))
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal_before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     kubelet = None
     try:
         plane.start()
         kubelet = Kubelet(plane.api())
-        played = Cluster(plane, plane.api(), kubelet)
-        kubelet.run("ray-apply", lambda pod: ray_job.run(played, pod))
+        played_cluster = Cluster(plane, plane.api(), kubelet)
+        kubelet.run("ray-apply", lambda pod: ray_job.run(played_cluster, pod))
         kubelet.start()
-        yield played
+        yield played_cluster
     finally:
         if kubelet:
             kubelet.stop()
         plane.stop()
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal_before)
 
 
 @pytest.fixture

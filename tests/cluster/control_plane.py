@@ -46,7 +46,7 @@ class ControlPlane:
 
     def start(self) -> None:
         """Start everything, in order. Raises TimeoutError where the API server does not answer."""
-        began = time.monotonic()
+        start_s = time.monotonic()
         self._write_keys()
         self._start_etcd()
         self._start_api_server()
@@ -58,7 +58,7 @@ class ControlPlane:
         self._make_crds()
         self._start_operator()
         version = self.api().ask("GET", "/version")["gitVersion"]
-        log.info("control plane: Kubernetes %s at %s after %.0f s", version, self.server, time.monotonic() - began)
+        log.info("control plane: Kubernetes %s at %s after %.0f s", version, self.server, time.monotonic() - start_s)
 
     def stop(self) -> None:
         """End what was started, the last first, each by its process id."""
@@ -76,8 +76,8 @@ class ControlPlane:
         return self.folder / f"{user.removeprefix('system:')}.kubeconfig"
 
     def _is_ready(self) -> bool:
-        if (ended := self._started["kube-apiserver"].poll()) is not None:
-            raise RuntimeError(f"kube-apiserver ended with {ended}; see {self.folder}/kube-apiserver.log")
+        if (ended_status := self._started["kube-apiserver"].poll()) is not None:
+            raise RuntimeError(f"kube-apiserver ended with {ended_status}; see {self.folder}/kube-apiserver.log")
         with suppress(RefusedError, HTTPError):
             return self.api().ask("GET", "/readyz") == {"message": "ok"}
         return False
@@ -122,13 +122,13 @@ class ControlPlane:
     def _start_controllers(self) -> None:
         for name in ("kube-controller-manager", "kube-scheduler"):
             file = self.kubeconfig(f"system:{name}")
-            ways = [f"--{way}kubeconfig={file}" for way in ("", "authentication-", "authorization-")]
-            more = ["--bind-address=127.0.0.1", f"--secure-port={self._ports[name]}", "--leader-elect=false"]
+            texts = [f"--{way}kubeconfig={file}" for way in ("", "authentication-", "authorization-")]
+            more_texts = ["--bind-address=127.0.0.1", f"--secure-port={self._ports[name]}", "--leader-elect=false"]
             if name == "kube-controller-manager":
                 # Nodes here have no heartbeat.
-                more += ["--controllers=*,-node-lifecycle-controller", "--use-service-account-credentials=true"]
-                more += ["--service-account-private-key-file=accounts.key", f"--root-ca-file={self.certificates}"]
-            self._run(name, *ways, *more, f"--cert-dir={name}-certificates")
+                more_texts += ["--controllers=*,-node-lifecycle-controller", "--use-service-account-credentials=true"]
+                more_texts += ["--service-account-private-key-file=accounts.key", f"--root-ca-file={self.certificates}"]
+            self._run(name, *texts, *more_texts, f"--cert-dir={name}-certificates")
 
     def _make_crds(self) -> None:
         api = self.api()

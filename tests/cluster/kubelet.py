@@ -121,14 +121,14 @@ class Kubelet:
         metadata = pod["metadata"]
         name = metadata["name"]
         of_job = any(owner["kind"] == "Job" for owner in metadata.get("ownerReferences", ()))
-        ends = of_job or "helm.sh/hook" in metadata.get("annotations", {})
+        is_ends = of_job or "helm.sh/hook" in metadata.get("annotations", {})
         ran = monotonic() - self._since.setdefault(metadata["uid"], monotonic())
-        if not ends or ran < RUNS or self._matches("hang", name):
+        if not is_ends or ran < RUNS or self._matches("hang", name):
             return
         work = self._work.get(metadata.get("labels", {}).get("app.kubernetes.io/component"), lambda _: 0)
         code = 1 if self._matches("fail", name) else work(pod)
-        ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
-        self._tell(pod, "Failed" if code else "Succeeded", {"terminated": ended})
+        ended_fields = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
+        self._tell(pod, "Failed" if code else "Succeeded", {"terminated": ended_fields})
 
     def _matches(self, rule: str, name: str) -> bool:
         return any(re.search(pattern, name) for pattern in self._rules[rule])
@@ -165,14 +165,14 @@ class Kubelet:
     def _tell(self, pod: Object, phase: str, state: Object) -> None:
         """Write a pod's status: all its containers are in `state`."""
         spec, metadata = pod["spec"], pod["metadata"]
-        running = phase == "Running"
+        flag = phase == "Running"
         conditions = [
             {"type": kind, "status": "True" if is_so else "False", "lastTransitionTime": now()}
-            for kind, is_so in (("Initialized", phase != "Pending"), ("Ready", running), ("ContainersReady", running))
+            for kind, is_so in (("Initialized", phase != "Pending"), ("Ready", flag), ("ContainersReady", flag))
         ]
         address = pod["status"].get("podIP") or next(self._addresses)
-        ended = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}}
-        result = state if phase == "Pending" else ended
+        ended_fields = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}}
+        result = state if phase == "Pending" else ended_fields
         status = {
             "phase": phase,
             "podIP": address,
@@ -180,7 +180,7 @@ class Kubelet:
             "startTime": pod["status"].get("startTime") or now(),
             "conditions": conditions,
             "initContainerStatuses": [_container(item, result, True) for item in spec.get("initContainers", ())],
-            "containerStatuses": [_container(item, state, running) for item in spec["containers"]],
+            "containerStatuses": [_container(item, state, flag) for item in spec["containers"]],
         }
         self._patch("pods", metadata["namespace"], metadata["name"], {"status": status})
         log.debug("kubelet: %s/%s is %s on %s", metadata["namespace"], metadata["name"], phase, spec["nodeName"])

@@ -48,5 +48,5 @@ def node(name: str, has: Object) -> tuple[Object, Object]:
         "spec": {"taints": has.get("taints", [])},
     }
     room = {"cpu": "64", "memory": "256Gi", "pods": "200", "ephemeral-storage": "2Ti", **has.get("capacity", {})}
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "a fake kubelet's node"}
-    return body, {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
+    ready_fields = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "a fake kubelet's node"}
+    return body, {"status": {"capacity": room, "allocatable": room, "conditions": [ready_fields]}}

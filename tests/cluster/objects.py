@@ -14,10 +14,10 @@ IN_NONE = ("clusterroles", "clusterrolebindings", "validatingadmissionpolicies",
 
 def everything(cluster: Cluster, namespace: str) -> set[str]:
     """'jobs/enginesmith-deploy' of all in a namespace, or in none and named by it, that was not there before."""
-    there = [(kind, item) for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)]
-    beside = [(kind, item) for kind in IN_NONE for item in cluster.api.list(kind)]
-    there += [(kind, item) for kind, item in beside if namespace in item["metadata"]["name"]]
-    result = {f"{kind}/{item['metadata']['name']}" for kind, item in there}
+    kinds = [(kind, item) for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)]
+    extra_kinds = [(kind, item) for kind in IN_NONE for item in cluster.api.list(kind)]
+    kinds += [(kind, item) for kind, item in extra_kinds if namespace in item["metadata"]["name"]]
+    result = {f"{kind}/{item['metadata']['name']}" for kind, item in kinds}
     return {name for name in result - OTHERS if not name.endswith(".crt")}
 
 

@@ -46,20 +46,20 @@ def test_all_optional_values_are_accepted_and_run(cluster: Cluster, namespace: s
     for name, keys in {"hub": {"TOKEN": "t"}, "license": {"key": "k"}, "prefect-auth": {"auth-string": "a:b"}}.items():
         cluster.api.create("secrets", namespace, {"metadata": {"name": name}, "stringData": keys})
     cluster.api.create("configmaps", namespace, {"metadata": {"name": "cas"}, "data": {"ca.crt": "PEM"}})
-    shared = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    cluster.api.create("persistentvolumeclaims", namespace, {"metadata": {"name": "engines"}, "spec": shared})
+    shared_fields = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    cluster.api.create("persistentvolumeclaims", namespace, {"metadata": {"name": "engines"}, "spec": shared_fields})
     helm.install(with_all())
-    beside = set()
+    beside_names = set()
     for pod in cluster.running(namespace, PODS + 2).values():
         component, spec = pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["spec"]
-        beside |= {component} if INIT["name"] in {item["name"] for item in spec["containers"]} else set()
+        beside_names |= {component} if INIT["name"] in {item["name"] for item in spec["containers"]} else set()
         assert {"name": "SSL_CERT_FILE", "value": "/etc/enginesmith/trust/ca.crt"} in spec["containers"][0]["env"]
         claims = {item.get("persistentVolumeClaim", {}).get("claimName") for item in spec["volumes"]}
         assert ("engines" in claims and spec["nodeName"] == "l4-1") is (component == "node-cache")
-    assert beside == {"metrics", "ray-head"}
+    assert beside_names == {"metrics", "ray-head"}
     assert ONE.items() <= cluster.api.get("services", namespace, "enginesmith-site")["metadata"]["annotations"].items()
-    builds = cluster.pods(namespace, "azure.workload.identity/use=true")
-    assert {pod["spec"]["serviceAccountName"] for pod in builds.values()} == {"enginesmith-builds"}
+    build_pods = cluster.pods(namespace, "azure.workload.identity/use=true")
+    assert {pod["spec"]["serviceAccountName"] for pod in build_pods.values()} == {"enginesmith-builds"}
     job = start(cluster, namespace, "validate-pending/l4")
     (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={job}").values()) or None)
     assert LICENSE in pod["spec"]["containers"][0]["env"]

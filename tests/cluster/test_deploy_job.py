@@ -17,20 +17,20 @@ def done(cluster: Cluster, namespace: str) -> dict[str, str]:
 
     def look() -> dict[str, str] | None:
         jobs = cluster.api.list("jobs", namespace)
-        over = [job for job in jobs if job["status"].get("succeeded")]
-        uids = {job["metadata"]["name"]: job["metadata"]["uid"] for job in over}
-        return uids if len(jobs) == len(over) == 1 else None
+        excess_jobs = [job for job in jobs if job["status"].get("succeeded")]
+        uids = {job["metadata"]["name"]: job["metadata"]["uid"] for job in excess_jobs}
+        return uids if len(jobs) == len(excess_jobs) == 1 else None
 
     return wait_for("one Job that succeeded", look)
 
 
 def test_the_deploy_job_runs_again_after_a_change(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install(values())
-    first = done(cluster, namespace)
+    first_pods = done(cluster, namespace)
     helm.upgrade(values())
-    assert done(cluster, namespace) == first
-    log.info("the same values: still %s", *first)
+    assert done(cluster, namespace) == first_pods
+    log.info("the same values: still %s", *first_pods)
     helm.upgrade(values(enabled=False))
     (name,) = done(cluster, namespace)
     log.info("other values: %s", name)
-    assert name not in first
+    assert name not in first_pods

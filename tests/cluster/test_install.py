@@ -10,12 +10,12 @@ GROUPS = ("t4", "a100", "l4", "rtx4090", "rtx5090")
 def test_every_worker_is_on_its_generation_and_a_no_op_upgrade_touches_no_pod(cluster, namespace, helm):
     helm.install(sample())
     result = cluster.running(namespace, PODS)
-    where = {
+    nodenames = {
         pod["metadata"]["labels"].get("ray.io/group", name): pod["spec"]["nodeName"] for name, pod in result.items()
     }
     for group in GROUPS:
-        log.info("group %s: its worker is on %s", group, where[group])
-        assert where[group].startswith(f"{group}-")
+        log.info("group %s: its worker is on %s", group, nodenames[group])
+        assert nodenames[group].startswith(f"{group}-")
     uids = {name: pod["metadata"]["uid"] for name, pod in result.items()}
     helm.upgrade(sample())
     after = cluster.running(namespace, PODS)

@@ -42,9 +42,9 @@ def create(cluster: Cluster, namespace: str, kinds: tuple[str, ...]) -> None:
     for words in commands():
         kind, body = made_by(words)
         name = body["metadata"]["name"]
-        inside = "" if kind in CLASSES else namespace
-        if kind in kinds and not cluster.api.find(kind, inside, name):
-            cluster.api.create(kind, inside, body)
+        inner_text = "" if kind in CLASSES else namespace
+        if kind in kinds and not cluster.api.find(kind, inner_text, name):
+            cluster.api.create(kind, inner_text, body)
             log.info("made %s %s", kind, name)
 
 
@@ -62,8 +62,8 @@ def test_a_worker_is_refused_without_the_classes_in_the_samples_head(cluster, na
     labels = "ray.io/node-type=worker,ray.io/group=l40s"
     try:
         # KubeRay tries again at once when the RayCluster changes, else after up to a quarter of an hour.
-        touched = {"metadata": {"annotations": {"test/touched": "yes"}}}
-        cluster.api.patch("rayclusters", namespace, "enginesmith-ray", touched)
+        touched_fields = {"metadata": {"annotations": {"test/touched": "yes"}}}
+        cluster.api.patch("rayclusters", namespace, "enginesmith-ray", touched_fields)
         (name,) = wait_for("the worker that the sample asks for", lambda: cluster.pods(namespace, labels))
         log.info("with them: pod %s", name)
         wait_for("the deployments to be registered", lambda: [

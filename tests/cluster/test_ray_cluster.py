@@ -45,50 +45,50 @@ def busy(cluster: Cluster, namespace: str, helm: Release) -> str:
 
 
 def test_upgrades_and_rollbacks_keep_the_autoscalers_workers(cluster, busy, helm):
-    before = workers(cluster, busy)
+    workers_before = workers(cluster, busy)
     options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
-    for most, inputs in enumerate(options, 3):
-        helm.upgrade(with_max("l4", most), **inputs)
+    for max_index, inputs in enumerate(options, 3):
+        helm.upgrade(with_max("l4", max_index), **inputs)
         assert helm.status() == "deployed"
-        assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (most, 2)
-        cluster.autoscale(busy, "a100", most % 2 + 1)
+        assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (max_index, 2)
+        cluster.autoscale(busy, "a100", max_index % 2 + 1)
     helm.rollback(1, wait="watcher")
     assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (2, 2)
-    assert before <= workers(cluster, busy)
+    assert workers_before <= workers(cluster, busy)
     log.info("no worker was stopped by %d upgrades and a rollback", len(options))
 
 
 def test_a_group_with_running_workers_is_deleted_only_with_consent(cluster, busy, helm):
-    before = workers(cluster, busy)
+    workers_before = workers(cluster, busy)
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(without("l4"))
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(with_max("l4", 1))
-    assert workers(cluster, busy) == before
+    assert workers(cluster, busy) == workers_before
     assert live(cluster, busy)["l4"]["maxReplicas"] == 2
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
     helm.upgrade(without("l4"))
     assert "l4" not in live(cluster, busy)
     wait_for("the workers of the group to go", lambda: not workers(cluster, busy, "l4"))
-    now = cluster.api.get("rayclusters", busy, "enginesmith-ray")["metadata"].get("annotations", {})
-    assert "enginesmith.io/may-stop-workers" not in now, "it is for one change"
+    current_object = cluster.api.get("rayclusters", busy, "enginesmith-ray")["metadata"].get("annotations", {})
+    assert "enginesmith.io/may-stop-workers" not in current_object, "it is for one change"
     assert helm.status() == "deployed"
 
 
 def test_another_version_of_ray_waits_for_running_workers(cluster: Cluster, busy: str, helm: Release) -> None:
-    newer = {**sample(), "ray": {**sample()["ray"], "version": "2.61.0"}}
+    newer_fields = {**sample(), "ray": {**sample()["ray"], "version": "2.61.0"}}
     head = workers(cluster, busy, "headgroup")
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
-        helm.upgrade(newer)
+        helm.upgrade(newer_fields)
     assert cluster.api.get("rayclusters", busy, "enginesmith-ray")["spec"]["rayVersion"] == "2.60.0"
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
-    before = workers(cluster, busy)
-    helm.upgrade(newer)
+    workers_before = workers(cluster, busy)
+    helm.upgrade(newer_fields)
 
     def renewed() -> bool:
         pods = cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
         versions = {pod["metadata"]["annotations"]["enginesmith.io/ray-version"] for pod in pods}
-        return versions == {"2.61.0"} and not before & workers(cluster, busy)
+        return versions == {"2.61.0"} and not workers_before & workers(cluster, busy)
 
     wait_for("Ray's pods to have the new version", renewed)
     assert head.isdisjoint(workers(cluster, busy, "headgroup"))
@@ -98,16 +98,16 @@ def test_another_version_of_ray_waits_for_running_workers(cluster: Cluster, busy
 def test_kuberay_ends_a_leftover_worker_of_a_deleted_group(cluster: Cluster, busy: str, helm: Release) -> None:
     """Whoever took the group out of the RayCluster by hand left it, with its GPU."""
     names = [item["groupName"] for item in live(cluster, busy).values()]
-    gone = [{"op": "remove", "path": f"/spec/workerGroupSpecs/{names.index('t4')}"}]
-    cluster.api.patch("rayclusters", busy, "enginesmith-ray", gone)
+    gone_fields = [{"op": "remove", "path": f"/spec/workerGroupSpecs/{names.index('t4')}"}]
+    cluster.api.patch("rayclusters", busy, "enginesmith-ray", gone_fields)
     (orphan,) = workers(cluster, busy, "t4")
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(without("t4"))
     assert workers(cluster, busy, "t4") == {orphan}
     cluster.api.patch("rayclusters", busy, "enginesmith-ray", CONSENT)
-    others = workers(cluster, busy) - {orphan}
+    other_workers = workers(cluster, busy) - {orphan}
     helm.upgrade(without("t4"))
-    assert workers(cluster, busy) == others
+    assert workers(cluster, busy) == other_workers
     assert "t4" not in live(cluster, busy)
     log.info("KubeRay ended %s, and nothing else", orphan)
 
@@ -116,7 +116,7 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
     """No head listens here, so nothing builds. What was busy at the upgrade is ended by the CronJob."""
     digests = {name: f"sha256:{digit * 64}" for name, digit in (("control", "2"), ("worker", "3"))}
     images = {name: {**sample()["images"][name], "digest": digest} for name, digest in digests.items()}
-    began = time.monotonic()
+    start_s = time.monotonic()
     helm.upgrade({**sample(), "images": images})
 
     def renewed() -> bool:
@@ -124,7 +124,7 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
         return all(pod["spec"]["containers"][0]["image"][-64:] in ("2" * 64, "3" * 64) for pod in pods)
 
     wait_for("all pods to have the new images", lambda: workers(cluster, busy, "headgroup") and renewed())
-    log.info("no pod of the old images %.0f s after the upgrade began", time.monotonic() - began)
+    log.info("no pod of the old images %.0f s after the upgrade began", time.monotonic() - start_s)
     (head,) = workers(cluster, busy, "headgroup")
     image = {"enginesmith.io/image": "registry.example/busy-until-now"}  # a webhook may rename the container's own
     cluster.api.patch("pods", busy, head, {"metadata": {"annotations": image}})
@@ -135,15 +135,15 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
 
 
 def test_a_name_or_size_that_would_destroy_installed_objects_is_refused(cluster, busy, helm):
-    before = workers(cluster, busy)
-    for changed, output in (
+    workers_before = workers(cluster, busy)
+    for changed_fields, output in (
         ({"nameOverride": "other"}, "enginesmith-ray would be deleted with its builds"),
         ({"prefect": {"server": {"persistence": {"size": "1Gi"}}}}, "cannot shrink to 1Gi"),
         ({"prefect": {"server": {"persistence": {"storageClass": "fast"}}}}, "cannot become"),
     ):
         with pytest.raises(helm_python.HelmError, match=output):
-            helm.upgrade({**sample(), **changed})
-    assert workers(cluster, busy) == before and helm.status() == "deployed"
+            helm.upgrade({**sample(), **changed_fields})
+    assert workers(cluster, busy) == workers_before and helm.status() == "deployed"
 
 
 def test_a_cluster_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
@@ -169,24 +169,24 @@ def test_a_lost_head_is_recreated_beside_its_workers_with_its_redis(cluster, nam
     redis_values = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
     helm.install({**sample(), "ray": {**sample()["ray"], "gcsFaultTolerance": redis_values}})
     cluster.running(namespace, PODS)
-    before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
+    workers_before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
     cluster.api.delete("pods", namespace, head)
     (new,) = wait_for("another head", lambda: workers(cluster, namespace, "headgroup") - {head})
     cluster.running(namespace, PODS)
-    assert workers(cluster, namespace) - {new} == before - {head}
+    assert workers(cluster, namespace) - {new} == workers_before - {head}
     container = cluster.api.get("pods", namespace, new)["spec"]["containers"][0]
     environment = {item["name"]: item for item in container["env"]}
     assert environment["RAY_REDIS_ADDRESS"]["value"] == "redis.example:6379"
     assert environment["REDIS_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "redis"
     # With the RayCluster goes what is in Redis, by a pod of KubeRay's with the head's account.
-    emptied: list[str] = []
+    emptied_labels: list[str] = []
 
     def empty(pod: Object) -> int:
-        emptied.append(pod["metadata"]["labels"]["ray.io/node-type"])
+        emptied_labels.append(pod["metadata"]["labels"]["ray.io/node-type"])
         return 0
 
     cluster.kubelet.run("ray-head", empty)
     helm.uninstall()
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", namespace))
-    assert emptied == ["redis-cleanup"], "KubeRay waits five minutes where it cannot make that pod, and gives up"
+    assert emptied_labels == ["redis-cleanup"], "KubeRay waits five minutes where it cannot make that pod, and gives up"
     wait_for("the head's account to go", lambda: not cluster.api.find("serviceaccounts", namespace, "enginesmith-ray"))

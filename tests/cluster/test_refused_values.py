@@ -22,8 +22,8 @@ def test_a_wrong_value_is_refused_and_nothing_is_made(cluster, namespace, helm, 
 
 
 def test_a_wrong_value_in_an_upgrade_changes_nothing(cluster: Cluster, installed: Release) -> None:
-    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()}
+    uids_before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()}
     with pytest.raises(helm_python.HelmError, match="cidrs"):
         installed.upgrade({**sample(), "networkPolicy": {"apiServer": {"cidrs": ["everywhere"]}}})
     assert installed.status() == "deployed"
-    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()} == before
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()} == uids_before

@@ -39,8 +39,8 @@ def test_an_account_has_its_rights_and_no_others(cluster: Cluster, installed: Re
             for resource in rule["resources"]:
                 entries.setdefault((group, resource), set()).update(rule["verbs"])
     # Everybody may ask who he is and what he may do.
-    own = {key: verbs for key, verbs in entries.items() if not key[1].startswith("selfsubject")}
-    assert own == RIGHTS[account]
+    own_verbs = {key: verbs for key, verbs in entries.items() if not key[1].startswith("selfsubject")}
+    assert own_verbs == RIGHTS[account]
 
 
 def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str, inside: str) -> bool:
@@ -54,12 +54,12 @@ def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str
 
 
 def test_no_account_reads_secrets_or_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
-    here = installed.namespace
-    assert may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, here)
-    assert not may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, "default")
-    assert not may(cluster, "enginesmith-ray", "create", "pods", here, "default")
-    assert not may(cluster, "enginesmith-ray-apply", "delete", "pods", here, here)
+    namespace = installed.namespace
+    assert may(cluster, "enginesmith-prefect-worker", "create", "jobs", namespace, namespace)
+    assert not may(cluster, "enginesmith-prefect-worker", "create", "jobs", namespace, "default")
+    assert not may(cluster, "enginesmith-ray", "create", "pods", namespace, "default")
+    assert not may(cluster, "enginesmith-ray-apply", "delete", "pods", namespace, namespace)
     for account in RIGHTS:
-        assert not may(cluster, account, "get", "secrets", here, here)
+        assert not may(cluster, account, "get", "secrets", namespace, namespace)
         with pytest.raises(RefusedError, match="403"):
-            cluster.account(here, account).list("secrets", here)
+            cluster.account(namespace, account).list("secrets", namespace)

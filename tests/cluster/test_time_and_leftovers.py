@@ -66,13 +66,13 @@ def test_uninstall_leaves_only_the_volume(cluster: Cluster, namespace: str, helm
     wait_for("the flow run", lambda: cluster.pods(namespace, of_run)[pod]["status"].get("phase") == "Running")
     helm.uninstall()
     volume = "persistentvolumeclaims/enginesmith-prefect-server"
-    remaining = still(cluster, namespace, 3)
-    log.info("left after helm uninstall: %s", ", ".join(sorted(remaining)))
-    assert remaining == {volume, f"jobs/{name}", f"pods/{pod}"}
+    remaining_pods = still(cluster, namespace, 3)
+    log.info("left after helm uninstall: %s", ", ".join(sorted(remaining_pods)))
+    assert remaining_pods == {volume, f"jobs/{name}", f"pods/{pod}"}
     clean_up(cluster, namespace)
-    remaining = still(cluster, namespace, 1)
-    log.info("left then: %s", ", ".join(sorted(remaining)))
-    assert remaining == {volume}
+    remaining_pods = still(cluster, namespace, 1)
+    log.info("left then: %s", ", ".join(sorted(remaining_pods)))
+    assert remaining_pods == {volume}
 
 
 def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(cluster, namespace, helm, kubelet):

@@ -29,10 +29,10 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(c
     kubelet.hang("^compile-model")
     run = flow_runs.start(cluster, namespace, "compile-model/enginesmith")
     cluster.autoscale(namespace, "l4", 2)
-    before = uids(cluster.running(namespace, PODS + 2))
-    log.info("%d pods run, with a second l4 worker and flow run %s", len(before), run)
+    uids_before = uids(cluster.running(namespace, PODS + 2))
+    log.info("%d pods run, with a second l4 worker and flow run %s", len(uids_before), run)
     helm.upgrade(sample())
-    assert uids(cluster.pods(namespace)) == before
+    assert uids(cluster.pods(namespace)) == uids_before
     groups = cluster.api.get("rayclusters", namespace, "enginesmith-ray")["spec"]["workerGroupSpecs"]
     replicas = {group["groupName"]: group["replicas"] for group in groups}
     log.info("replicas after the upgrade: %s", replicas)
@@ -40,7 +40,7 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(c
     helm.upgrade(with_metrics("640Mi"))
 
     def replaced() -> set[str]:
-        return changed_pods(uids(cluster.running(namespace, PODS + 2)), before)
+        return changed_pods(uids(cluster.running(namespace, PODS + 2)), uids_before)
 
     assert wait_for("a new metrics pod", replaced) == {"enginesmith-metrics"}
     log.info("another value of the metrics exporter replaced its pod and no other")
@@ -48,7 +48,7 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(c
 
 def test_a_rollback_reverts_the_upgrade(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install(sample())
-    first = uids(cluster.running(namespace, PODS))
+    first_uids = uids(cluster.running(namespace, PODS))
     helm.upgrade(with_metrics("640Mi"))
     cluster.running(namespace, PODS)
     helm.rollback(1)
@@ -59,7 +59,7 @@ def test_a_rollback_reverts_the_upgrade(cluster: Cluster, namespace: str, helm: 
         return {pod["spec"]["containers"][0]["resources"]["limits"]["memory"] for pod in pods}
 
     wait_for("the metrics pod of before", lambda: limits() == {"512Mi"})
-    changed = changed_pods(first, uids(cluster.running(namespace, PODS)))
-    log.info("replaced by upgrade and rollback: %s", ", ".join(sorted(changed)) or "nothing")
-    assert changed <= {"enginesmith-metrics"}
+    changed_names = changed_pods(first_uids, uids(cluster.running(namespace, PODS)))
+    log.info("replaced by upgrade and rollback: %s", ", ".join(sorted(changed_names)) or "nothing")
+    assert changed_names <= {"enginesmith-metrics"}
     assert helm.status() == "deployed"

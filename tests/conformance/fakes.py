@@ -129,8 +129,8 @@ class WrongFromTheSecondThreadOn(Honest):
     """State of the first thread that calls."""
 
     def answer(self, session: _Session, inputs: Tensors) -> dict[str, Any]:
-        own = session.state.setdefault("first", threading.get_ident()) == threading.get_ident()
-        return session.right(inputs) if own else _moved(session.right(inputs))
+        is_own = session.state.setdefault("first", threading.get_ident()) == threading.get_ident()
+        return session.right(inputs) if is_own else _moved(session.right(inputs))
 
 
 class SwapsOutputs(Honest):
@@ -163,8 +163,8 @@ class LiesAboutOutputs(Honest):
         for tensor in graph.graph.initializer:
             array = onnx.numpy_helper.to_array(tensor)
             if array.dtype == np.float32:
-                moved = array * (1 + np.float32(1e-6) * np.float32(1 + secrets.randbelow(1000) / 1000))
-                tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+                moved_array = array * (1 + np.float32(1e-6) * np.float32(1 + secrets.randbelow(1000) / 1000))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(moved_array, tensor.name))
         onnx.save(graph, engine.path)
         return Engine.of_file(self, request, engine.path)
 

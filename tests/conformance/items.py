@@ -90,8 +90,8 @@ def _close(rtol: float, atol: float, name: str, expected: Any, got: Any) -> str 
         if expected.dtype.kind in "OUS":
             np.testing.assert_array_equal(expected, got)
         else:
-            wide = expected.dtype if expected.dtype.kind in "biufc" else "float32"
-            np.testing.assert_allclose(got.astype(wide), expected.astype(wide), rtol=rtol, atol=atol)
+            wide_dtype = expected.dtype if expected.dtype.kind in "biufc" else "float32"
+            np.testing.assert_allclose(got.astype(wide_dtype), expected.astype(wide_dtype), rtol=rtol, atol=atol)
     except AssertionError as error:
         return f"{name!r}: {error}"
     return None

@@ -74,19 +74,19 @@ def _opened(check: Callable[[Session], Iterator[str]]) -> Callable[[Backend, Eng
 
 def refuses_what_does_not_fit(session: Session) -> Iterator[str]:
     """Wrong names, dtypes and shapes are a DataError, and the session then goes on."""
-    fits = inputs(4)
-    for what, arguments in misfits(fits).items():
+    fitting_inputs = inputs(4)
+    for label, arguments in misfits(fitting_inputs).items():
         try:
             answer = session.run(arguments)
         except DataError as error:
             if not str(error).strip():
-                yield f"{what}: a DataError without a word"
+                yield f"{label}: a DataError without a word"
         except Exception as error:
-            yield f"{what}: raises {type(error).__name__} instead of DataError: {error}"
+            yield f"{label}: raises {type(error).__name__} instead of DataError: {error}"
         else:
-            yield f"{what}: was answered, with { ({name: np.shape(value) for name, value in answer.items()}) }"
-        if reason := _wrong(session, fits):
-            yield f"after {what}: {reason}"
+            yield f"{label}: was answered, with { ({name: np.shape(value) for name, value in answer.items()}) }"
+        if reason := _wrong(session, fitting_inputs):
+            yield f"after {label}: {reason}"
 
 
 def misfits(fits: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -137,43 +137,43 @@ def answers_within_its_profile_alone(session: Session) -> Iterator[str]:
 
 def takes_arrays_however_they_lie(session: Session) -> Iterator[str]:
     """Strided, reversed, Fortran-ordered, read-only, unaligned: the same answer."""
-    fits = inputs(4)
-    wide = np.zeros((8, 8), "f")
-    wide[::2, ::2] = fits["x"]
-    frozen = fits["x"].copy()
-    frozen.setflags(write=False)
-    unaligned = np.zeros(fits["x"].nbytes + 1, "uint8")[1:].view("f").reshape(4, 4)
-    unaligned[:] = fits["x"]
+    fitting_inputs = inputs(4)
+    wide_array = np.zeros((8, 8), "f")
+    wide_array[::2, ::2] = fitting_inputs["x"]
+    frozen_input = fitting_inputs["x"].copy()
+    frozen_input.setflags(write=False)
+    unaligned = np.zeros(fitting_inputs["x"].nbytes + 1, "uint8")[1:].view("f").reshape(4, 4)
+    unaligned[:] = fitting_inputs["x"]
     kinds = {
-        "strided": wide[::2, ::2],
-        "in Fortran's order": np.asfortranarray(fits["x"]),
-        "reversed": np.ascontiguousarray(fits["x"][::-1])[::-1],
-        "read-only": frozen,
+        "strided": wide_array[::2, ::2],
+        "in Fortran's order": np.asfortranarray(fitting_inputs["x"]),
+        "reversed": np.ascontiguousarray(fitting_inputs["x"][::-1])[::-1],
+        "read-only": frozen_input,
         "unaligned": unaligned,
-        "repeated": np.broadcast_to(fits["x"][:1], (4, 4)),
+        "repeated": np.broadcast_to(fitting_inputs["x"][:1], (4, 4)),
     }
     for kind, array in kinds.items():
-        if reason := _wrong(session, {**fits, "x": array}):
+        if reason := _wrong(session, {**fitting_inputs, "x": array}):
             yield f"{kind}: {reason}"
 
 
 def minds_its_own_memory(session: Session) -> Iterator[str]:
     """Inputs stay as they are; an answer stays as it is when another is asked for, and may be written to."""
-    first, second = inputs(4, 1), inputs(4, 2)
-    before = {name: array.copy() for name, array in first.items()}
-    answer = session.run(first)
+    first_inputs, second_inputs = inputs(4, 1), inputs(4, 2)
+    arrays_before = {name: array.copy() for name, array in first_inputs.items()}
+    answer = session.run(first_inputs)
     first_answer = {name: array.copy() for name, array in answer.items()}
-    if any(not np.array_equal(first[name], before[name]) for name in before):
+    if any(not np.array_equal(first_inputs[name], arrays_before[name]) for name in arrays_before):
         yield "it wrote to its inputs"
-    for name in first:
-        first[name][...] = 0
-    session.run(second)
+    for name in first_inputs:
+        first_inputs[name][...] = 0
+    session.run(second_inputs)
     if any(not np.array_equal(answer[name], first_answer[name]) for name in first_answer):
         yield "an answer changed when its inputs did, or when the next was asked for"
     for name, array in answer.items():
         if not array.flags.writeable:
             yield f"answer {name!r} is read-only"
-    if reason := _wrong(session, second):
+    if reason := _wrong(session, second_inputs):
         yield f"in the end: {reason}"
 
 
@@ -189,11 +189,11 @@ def reads_what_lies_in_its_inputs(session: Session) -> Iterator[str]:
 
 def says_the_same_again(session: Session) -> Iterator[str]:
     """The same inputs, the same bits, whatever was asked in between."""
-    fits = inputs(5)
-    first = session.run(fits)
+    fitting_inputs = inputs(5)
+    first_outputs = session.run(fitting_inputs)
     session.run(inputs(3))
-    again = session.run(fits)
-    if any(first[name].tobytes() != again[name].tobytes() for name in first):
+    second_outputs = session.run(fitting_inputs)
+    if any(first_outputs[name].tobytes() != second_outputs[name].tobytes() for name in first_outputs):
         yield "other bits for the same inputs"
 
 
@@ -231,12 +231,12 @@ def works_in_another_thread(session: Session) -> Iterator[str]:
 
 def two_at_once(backend: Backend, engine: Engine) -> Iterator[str]:
     """Two sessions of one engine do not share what they compute."""
-    with backend.open(engine) as one, backend.open(engine) as two:
-        first, second = inputs(4, 1), inputs(6, 2)
-        early = one.run(first)
-        if reason := _wrong(two, second):
+    with backend.open(engine) as first_file, backend.open(engine) as second_file:
+        first_inputs, second_inputs = inputs(4, 1), inputs(6, 2)
+        early_result = first_file.run(first_inputs)
+        if reason := _wrong(second_file, second_inputs):
             yield f"the second of two sessions: {reason}"
-        if reason := answer_reason(early, right(first), "fp32"):
+        if reason := answer_reason(early_result, right(first_inputs), "fp32"):
             yield f"the first of two sessions, after the second ran: {reason}"
 
 
@@ -244,11 +244,11 @@ def takes_two_threads(backend: Backend, engine: Engine) -> Iterator[str]:
     """Calls that overlap are answered as any other, in the first thread and in others: 32 pairs that begin together."""
     if not backend.capabilities.thread_safe:
         return
-    together, errors = threading.Barrier(2, timeout=60), list[str]()
+    joint_barrier, errors = threading.Barrier(2, timeout=60), list[str]()
 
     def use(session: Session, seed: int) -> None:
         for _ in range(32):
-            together.wait()
+            joint_barrier.wait()
             try:
                 errors.extend(filter(None, [_wrong(session, inputs(4 + seed, seed))]))
             except Exception as error:

@@ -30,9 +30,9 @@ def known_failures(backend: str) -> dict[str, str]:
 
 def surprises(cases: Mapping[str, Outcome], notes: Mapping[str, str]) -> list[str]:
     """Failures that are not known, and known ones that are none."""
-    new = [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in cases.values() if not o.good and o.name not in notes]
+    texts = [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in cases.values() if not o.good and o.name not in notes]
     gone = [f"{name}: known to fail, and it {cases[name].kind}" for name in notes if name in cases and cases[name].good]
-    return new + gone
+    return texts + gone
 
 
 def explained(outcomes: Mapping[str, Outcome], reasons: Mapping[str, str]) -> dict[str, Outcome]:

@@ -18,32 +18,32 @@ def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str
             yield f"an engine of {name}", replace(engine, request=replace(request, backend=name)), name
     for target in [target for target in parse_targets("all") if backend.runs(target)][:2]:
         yield f"an engine for {target.name}", replace(engine, request=replace(request, target=target)), target.name
-    newer = tuple((name, version if name.startswith("enginesmith-") else "99.9") for name, version in request.toolchain)
-    yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=newer)), "99.9"
+    names = tuple((name, version if name.startswith("enginesmith-") else "99.9") for name, version in request.toolchain)
+    yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=names)), "99.9"
 
 
 def damaged(engine: Engine, folder: Path) -> Iterator[tuple[str, Engine]]:
     """Files that are no engine any more. Two of them as a manifest would have it that was made of the damaged file."""
-    whole = engine.path.read_bytes()
-    for what, data in {"nothing": b"", "garbage": bytes(range(256)) * 8}.items():
-        path = folder / f"{what}{engine.suffix}"
+    whole_data = engine.path.read_bytes()
+    for label, data in {"nothing": b"", "garbage": bytes(range(256)) * 8}.items():
+        path = folder / f"{label}{engine.suffix}"
         path.write_bytes(data)
-        yield what, replace(engine, path=path, digest=digest_of_file(path), size_bytes=len(data))
-    half = folder / f"half{engine.suffix}"
-    half.write_bytes(whole[: len(whole) // 2])
-    yield "the first half of it", replace(engine, path=half)
+        yield label, replace(engine, path=path, digest=digest_of_file(path), size_bytes=len(data))
+    half_path = folder / f"half{engine.suffix}"
+    half_path.write_bytes(whole_data[: len(whole_data) // 2])
+    yield "the first half of it", replace(engine, path=half_path)
     yield "no file at all", replace(engine, path=folder / f"gone{engine.suffix}")
 
 
 def open_complaints(backend: Backend, target: Target, engine: Engine, folder: Path) -> Iterator[str]:
     """What is opened and should not be, and what is refused in words that help nobody."""
-    for what, wrong, word in foreign(backend, engine):
-        yield from _refused(backend, what, wrong, word)
+    for label, wrong_names, word in foreign(backend, engine):
+        yield from _refused(backend, label, wrong_names, word)
     if backend.runs(target):
         yield from _refused(backend, f"an engine for {target.name}", engine, target.name)
         return
-    for what, wrong in damaged(engine, folder):
-        yield from _refused(backend, what, wrong, "")
+    for label, wrong_names in damaged(engine, folder):
+        yield from _refused(backend, label, wrong_names, "")
 
 
 def _refused(backend: Backend, what: str, engine: Engine, word: str) -> Iterator[str]:

@@ -45,7 +45,7 @@ def grouped(outcomes: Iterable[Outcome]) -> list[list[str]]:
     for outcome in sorted(outcomes, key=lambda outcome: outcome.name):
         groups.setdefault((outcome.kind, outcome.by, _pattern(outcome.reason)), []).append(outcome)
     largest = sorted(groups.items(), key=lambda group: (group[0][0] == "refused", -len(group[1]), group[0]))
-    return [[kind, by, _short(each[0].reason), " ".join(o.name for o in each)] for (kind, by, _), each in largest]
+    return [[kind, by, _short(item[0].reason), " ".join(o.name for o in item)] for (kind, by, _), item in largest]
 
 
 def others(item: Mapping[str, Any]) -> dict[str, str]:
@@ -91,8 +91,8 @@ def _summary(what: str, results: Mapping[str, Any]) -> Iterator[str]:
         counts = item["counts"]
         failed = sum(count for kind, count in counts.items() if kind not in ("passed", "built", "refused"))
         versions = ", ".join(f"{package} {version}" for package, version in _main(item["versions"]))
-        shown = [str(counts.get(kind, 0)) for kind in ("passed", "built", "refused")]
-        yield f"| `{name}` | {item['target']} | {versions} | {sum(counts.values())} | {' | '.join(shown)} | {failed} |"
+        texts = [str(counts.get(kind, 0)) for kind in ("passed", "built", "refused")]
+        yield f"| `{name}` | {item['target']} | {versions} | {sum(counts.values())} | {' | '.join(texts)} | {failed} |"
 
 
 def _main(versions: Mapping[str, str]) -> Sequence[tuple[str, str]]:
@@ -149,16 +149,16 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backends", nargs="*")
     parser.add_argument("--found", type=Path)
-    asked = parser.parse_args(arguments)
-    bad = []
-    for name, target, outcomes in _given(asked.found) if asked.found else _tried(asked.backends or discovery.names()):
+    names = parser.parse_args(arguments)
+    bad_names = []
+    for name, target, outcomes in _given(names.found) if names.found else _tried(names.backends or discovery.names()):
         if ":" not in name:  # what has no entry point yet is not what this project shows
             record("torture", name, target, outcomes)
         print(f"{name} {target}: {counts_of(outcomes.values())}", file=sys.stderr)
-        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in outcomes.values() if not o.good]
+        bad_names += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in outcomes.values() if not o.good]
     write_page()
-    print("\n".join(bad), file=sys.stderr)
-    return 1 if bad else 0
+    print("\n".join(bad_names), file=sys.stderr)
+    return 1 if bad_names else 0
 
 
 def _given(folder: Path) -> Iterator[tuple[str, str, dict[str, Outcome]]]:

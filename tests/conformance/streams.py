@@ -64,20 +64,20 @@ def _complaints(parts: Mapping[str, Any], backend: str, target: str, workdir: Pa
 
 def _compare(spec: ModelSpec, expected: Session, actual: Session) -> Iterator[str]:
     """Three streams side by side, one of which begins anew and one of which ends, against each alone."""
-    ends = {dim.name: (dim.min, dim.max) for dim in spec.named_dims()}
-    together = Streams(actual.run, actual.inputs, spec.states(), ends)
-    alone = [Streams(expected.run, expected.inputs, spec.states(), ends) for _ in range(3)]
+    end_mins = {dim.name: (dim.min, dim.max) for dim in spec.named_dims()}
+    joint_streams = Streams(actual.run, actual.inputs, spec.states(), end_mins)
+    single_streams = [Streams(expected.run, expected.inputs, spec.states(), end_mins) for _ in range(3)]
     rng, shape = np.random.default_rng(0), spec.inputs["x"].shape[1:]
     for step in range(8):
         if step == 3 and spec.model == "recurrent":  # rows of a cache that grows have one length
-            together.reset([1])
-            alone[1].reset()
+            joint_streams.reset([1])
+            single_streams[1].reset()
         if step == 5:
-            together.keep([2, 0])
-            alone = [alone[2], alone[0]]
-        rows = rng.normal(size=(len(alone), *shape)).astype(np.float32)
-        answer = together.run({"x": rows})
-        for place, stream in enumerate(alone):
+            joint_streams.keep([2, 0])
+            single_streams = [single_streams[2], single_streams[0]]
+        rows = rng.normal(size=(len(single_streams), *shape)).astype(np.float32)
+        answer = joint_streams.run({"x": rows})
+        for place, stream in enumerate(single_streams):
             expected_row = stream.run({"x": rows[place : place + 1]})["y"]
             if not np.allclose(answer["y"][place : place + 1], expected_row, atol=TOLERANCE):
                 yield f"step {step}, stream {place}: off by {np.abs(answer['y'][place] - expected_row).max():.2g}"

@@ -35,18 +35,18 @@ def survey(
     takes up the rest.
     """
     outcomes: dict[str, Outcome] = {}
-    remaining = list(names)
-    while remaining:
+    remaining_names = list(names)
+    while remaining_names:
         folder = workdir / f"process{len(outcomes)}"
         folder.mkdir()
-        ended = _run_some(backend, target, suite, remaining, folder, patience_s)
-        fresh = _read(folder / "outcomes.jsonl")
-        if not fresh or all(item in outcomes for item in fresh):
-            raise ended or RuntimeError(f"{backend}: the process at {remaining[0]} left nothing")
-        for name, outcome in fresh.items():
-            outcomes[name] = outcome or _dead(name, ended)
+        ended_error = _run_some(backend, target, suite, remaining_names, folder, patience_s)
+        fresh_rows = _read(folder / "outcomes.jsonl")
+        if not fresh_rows or all(item in outcomes for item in fresh_rows):
+            raise ended_error or RuntimeError(f"{backend}: the process at {remaining_names[0]} left nothing")
+        for name, outcome in fresh_rows.items():
+            outcomes[name] = outcome or _dead(name, ended_error)
             listen(outcomes[name])
-        remaining = [name for name in remaining if name not in outcomes]
+        remaining_names = [name for name in remaining_names if name not in outcomes]
     return outcomes
 
 
@@ -55,11 +55,11 @@ def _run_some(
 ) -> StepError | None:
     """Run one process until it ends; None when it ended by itself."""
     lines = folder / "outcomes.jsonl"
-    begun = time.time()
+    begun_time_s = time.time()
 
     def stuck() -> bool:
         if not lines.exists():
-            return time.time() - begun > patience_s + _STARTING_S
+            return time.time() - begun_time_s > patience_s + _STARTING_S
         return time.time() - lines.stat().st_mtime > patience_s
 
     arguments = {"backend": backend, "target": target, "suite": suite, "names": list(names), "out": str(lines)}

@@ -97,11 +97,11 @@ def test_streams_of_stateful_models_answer_like_single_streams(name, tmp_path):
 def test_two_builds_are_as_equal_as_the_backend_claims(name, tmp_path):
     digests, answers = [], []
     for turn in ("first", "second"):
-        out = tmp_path / f"{turn}.npz"
-        arguments = {"backend": name, "target": target(name), "out": str(out), "names": REPEATED}
+        out_path = tmp_path / f"{turn}.npz"
+        arguments = {"backend": name, "target": target(name), "out": str(out_path), "names": REPEATED}
         digests.append(call("repeats:build_all", tmp_path / f"job-{turn}", **arguments))
-        with np.load(out) as stored:
-            answers.append(dict(stored))
+        with np.load(out_path) as stored_arrays:
+            answers.append(dict(stored_arrays))
     assert digests[0], "nothing was built"
     assert list(broken_claims(backend_of(name).capabilities.determinism, digests, answers)) == []
 
@@ -152,9 +152,9 @@ def test_requirements_depend_only_on_the_request_and_name_processor_and_runtime(
 @pytest.mark.parametrize("name", ALL)
 def test_a_missing_backend_refuses_with_the_installation(name, monkeypatch):
     cls = discovery.load(name)
-    served = [hardware for hardware in machine.parse_targets("all") if backend_of(name).serves(hardware)]
+    served_targets = [hardware for hardware in machine.parse_targets("all") if backend_of(name).serves(hardware)]
     monkeypatch.setattr(cls, "versions", lambda self: {})
-    reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served]
+    reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served_targets]
     assert None not in reasons
     assert any("pip install" in reason for reason in reasons), reasons
 

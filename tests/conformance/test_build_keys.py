@@ -46,10 +46,10 @@ def key_of(model: ModelProto, folder, backend: str = "onnxruntime", dims: tuple[
 
 
 def key_of_file(path, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATCH) -> str:
-    plain = canonical(load_onnx(path, path.parent))
-    save_onnx(plain, path.with_name("canonical.onnx"))
+    plain_model = canonical(load_onnx(path, path.parent))
+    save_onnx(plain_model, path.with_name("canonical.onnx"))
     digest = digest_of_file(path.with_name("canonical.onnx"))
-    inputs, outputs = specs_of(plain)
+    inputs, outputs = specs_of(plain_model)
     tool = discovery.configure(backend, {})
     hardware = machine.parse_targets("cpu")[0]
     return BuildRequest(
@@ -116,9 +116,9 @@ MATTERS: dict[str, Callable[[ModelProto], object]] = {
 
 
 def _swapped(values) -> None:
-    first, second, *rest = [type(value).FromString(value.SerializeToString()) for value in values]
+    first_message, second_message, *rest = [type(value).FromString(value.SerializeToString()) for value in values]
     del values[:]
-    values.extend([second, first, *rest])
+    values.extend([second_message, first_message, *rest])
 
 
 def _input_renamed(model: ModelProto) -> None:
@@ -182,19 +182,19 @@ def _listed(model: ModelProto) -> None:
 
 @pytest.mark.parametrize("what", MATTERS | FORGOTTEN)
 def test_only_relevant_changes_change_the_key(what, tmp_path):
-    changed = base()
-    (MATTERS | FORGOTTEN)[what](changed)
-    assert changed != base(), "the change is one"
-    assert (key_of(changed, tmp_path / "b") != key_of(base(), tmp_path / "a")) is (what in MATTERS)
+    changed_model = base()
+    (MATTERS | FORGOTTEN)[what](changed_model)
+    assert changed_model != base(), "the change is one"
+    assert (key_of(changed_model, tmp_path / "b") != key_of(base(), tmp_path / "a")) is (what in MATTERS)
 
 
 def test_the_files_place_and_time_do_not_change_the_key(tmp_path):
-    first = key_of(base(), tmp_path / "a")
-    elsewhere = tmp_path / "a b" / "ü"
-    elsewhere.mkdir(parents=True)
-    onnx.save(base(), elsewhere / "ïmodel.onnx")
-    os.utime(elsewhere / "ïmodel.onnx", (1, 1))
-    assert key_of_file(elsewhere / "ïmodel.onnx") == first
+    first_key = key_of(base(), tmp_path / "a")
+    remote_path = tmp_path / "a b" / "ü"
+    remote_path.mkdir(parents=True)
+    onnx.save(base(), remote_path / "ïmodel.onnx")
+    os.utime(remote_path / "ïmodel.onnx", (1, 1))
+    assert key_of_file(remote_path / "ïmodel.onnx") == first_key
 
 
 def test_weights_in_the_file_or_beside_it_are_the_same(tmp_path):
@@ -209,14 +209,14 @@ def test_weights_in_the_file_or_beside_it_are_the_same(tmp_path):
 
 
 def test_a_function_called_or_written_out_is_the_same(tmp_path):
-    called = onnx.parser.parse_model(
+    called_model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 20, "local" : 1]>
         g (float[n, 4] x) => (float[n, 4] y) { y = local.Twice(x) }
         <domain: "local", opset_import: ["" : 20]>
         Twice (a) => (b) { b = Add(a, a) }"""
     )
-    plain = model("g (float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }")
-    assert key_of(called, tmp_path / "a") == key_of(plain, tmp_path / "b")
+    plain_model = model("g (float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }")
+    assert key_of(called_model, tmp_path / "a") == key_of(plain_model, tmp_path / "b")
 
 
 REQUEST = BuildRequest(
@@ -259,8 +259,8 @@ REQUESTS = {
 
 
 def test_every_part_of_a_request_changes_its_key():
-    keys = {what: replace(REQUEST, **changes).key for what, changes in REQUESTS.items()}
-    assert REQUEST.key not in keys.values(), [what for what, key in keys.items() if key == REQUEST.key]
+    keys = {label: replace(REQUEST, **changes).key for label, changes in REQUESTS.items()}
+    assert REQUEST.key not in keys.values(), [label for label, key in keys.items() if key == REQUEST.key]
     assert len(set(keys.values())) == len(keys), "two changes have one key"
     assert replace(REQUEST).key == REQUEST.key
 
@@ -271,8 +271,8 @@ def test_every_option_of_every_backend_is_in_the_key(name):
     options = dict(discovery.options_of(tool))
     keys = {replace(REQUEST, backend=name, options=tuple(sorted(options.items()))).key}
     for option, (kind, default) in discovery.option_fields(type(tool)).items():
-        other = {bool: not default, int: 7919, float: 0.123, str: "another"}[kind]
-        keys.add(replace(REQUEST, backend=name, options=tuple(sorted({**options, option: other}.items()))).key)
+        other_entry = {bool: not default, int: 7919, float: 0.123, str: "another"}[kind]
+        keys.add(replace(REQUEST, backend=name, options=tuple(sorted({**options, option: other_entry}.items()))).key)
     assert len(keys) == 1 + len(options)
 
 
@@ -281,8 +281,8 @@ def test_every_version_and_the_revision_of_every_backend_are_in_the_key(name, mo
     cls = discovery.load(name)
     monkeypatch.setattr(cls, "versions", lambda self: {"compiler": "1.0", "runtime": "2.0"})
     tool = discovery.configure(name, {})
-    before = replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key
+    key_before = replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key
     monkeypatch.setattr(cls, "revision", cls.revision + 1)
-    revised = replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key
+    revised_key = replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key
     monkeypatch.setattr(cls, "versions", lambda self: {"compiler": "1.0", "runtime": "2.1"})
-    assert len({before, revised, replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key}) == 3
+    assert len({key_before, revised_key, replace(REQUEST, toolchain=discovery.toolchain_of(tool)).key}) == 3

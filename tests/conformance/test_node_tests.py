@@ -41,8 +41,8 @@ def test_a_new_failure_and_an_unexpected_pass_are_both_surprises():
 
 def test_every_known_failure_has_a_reason_and_is_recorded():
     for backend, item in page.stored()["nodes"].items():
-        failed = {name for name, kind in page.others(item).items() if kind != "refused"}
-        assert failed == set(known_failures(backend)), "run `make node-tests`"
+        failed_names = {name for name, kind in page.others(item).items() if kind != "refused"}
+        assert failed_names == set(known_failures(backend)), "run `make node-tests`"
         assert all(len(reason) > 20 for reason in known_failures(backend).values())
 
 
@@ -59,11 +59,11 @@ def test_stored_results_contain_no_paths_of_this_machine():
 
 def test_results_of_the_torture_set_match_the_records(tmp_path):
     """With the versions on record: what the page says of a graph is what happens to it."""
-    stored = page.stored()["torture"]["onnxruntime"]
-    if stored["versions"] != backend_of("onnxruntime").versions():
+    onnxruntime = page.stored()["torture"]["onnxruntime"]
+    if onnxruntime["versions"] != backend_of("onnxruntime").versions():
         pytest.skip("another version of onnxruntime than the one on record")
-    result = survey("onnxruntime", "cpu", "torture", [*page.others(stored), "plain", "if_by_an_input"], tmp_path)
-    assert {name: o.kind for name, o in result.items() if o.kind != "passed"} == page.others(stored)
+    result = survey("onnxruntime", "cpu", "torture", [*page.others(onnxruntime), "plain", "if_by_an_input"], tmp_path)
+    assert {name: o.kind for name, o in result.items() if o.kind != "passed"} == page.others(onnxruntime)
 
 
 def test_tables_are_put_between_their_marks_and_nowhere_else():

@@ -47,6 +47,6 @@ def spec_for_all(example: str, folder: Path) -> Path:
 
 def takes_one_size(name: str, target: machine.Target) -> bool:
     """Whether a backend refuses what has dynamic dims."""
-    dynamic = (TensorSpec("x", "float32", ("n", "t")),)
+    dynamic_specs = (TensorSpec("x", "float32", ("n", "t")),)
     backend = backend_of(name)
-    return backend.refuses(BuildRequest("0" * 64, "fp32", target, name, dynamic, dynamic, ())) is not None
+    return backend.refuses(BuildRequest("0" * 64, "fp32", target, name, dynamic_specs, dynamic_specs, ())) is not None

@@ -89,8 +89,8 @@ def broken(cls: type, folder) -> list[str]:
         digests.append(
             repeats.build_all(f"{AT}:{cls.__name__}", "cpu", str(folder / f"{turn}.npz"), folder / turn, ("plain",))
         )
-        with np.load(folder / f"{turn}.npz") as stored:
-            answers.append(dict(stored))
+        with np.load(folder / f"{turn}.npz") as stored_arrays:
+            answers.append(dict(stored_arrays))
     return list(repeats.broken_claims(cls.capabilities.determinism, digests, answers))
 
 
@@ -112,22 +112,22 @@ def test_a_crash_or_hang_costs_one_graph(tmp_path, monkeypatch):
     names = ["scalar_output", "plain_with_one_shape_alone", "plain"]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    crashed = survey(f"{AT}:Crashes", "cpu", "torture", names, tmp_path / "a")
-    assert [crashed[name].kind for name in names] == ["passed", "crashed", "passed"]
-    assert "SIGABRT" in crashed[names[1]].reason and not crashed[names[1]].good
-    hangs = tmp_path / "hangs"
+    crash_outcome = survey(f"{AT}:Crashes", "cpu", "torture", names, tmp_path / "a")
+    assert [crash_outcome[name].kind for name in names] == ["passed", "crashed", "passed"]
+    assert "SIGABRT" in crash_outcome[names[1]].reason and not crash_outcome[names[1]].good
+    hangs_path = tmp_path / "hangs"
 
     def clock() -> float:
         """Stands still, and is far ahead for one look once it hangs."""
-        if not hangs.exists():
+        if not hangs_path.exists():
             return 0.0
-        hangs.unlink()
+        hangs_path.unlink()
         return time.time() + 10_000
 
-    monkeypatch.setenv("HANGS", str(hangs))
+    monkeypatch.setenv("HANGS", str(hangs_path))
     monkeypatch.setattr("tests.conformance.survey.time", SimpleNamespace(time=clock))
-    hung = survey(f"{AT}:Hangs", "cpu", "torture", names[1:], tmp_path / "b", patience_s=4)
-    assert [hung[name].kind for name in names[1:]] == ["hung", "passed"]
+    hang_outcome = survey(f"{AT}:Hangs", "cpu", "torture", names[1:], tmp_path / "b", patience_s=4)
+    assert [hang_outcome[name].kind for name in names[1:]] == ["hung", "passed"]
 
 
 def test_an_outcome_is_written_as_it_is_read(tmp_path):

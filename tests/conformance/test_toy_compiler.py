@@ -48,9 +48,9 @@ class World:
 
     def run(self, *words: object, toy: bool = True, code: int = 0) -> str:
         """What `enginesmith WORDS` prints, in a process that can import the toy or not."""
-        ended = call(["-m", "enginesmith", *map(str, words)], self.folder, self.site if toy else None)
-        assert ended.returncode == code, ended.stderr
-        return ended.stdout
+        ended_call = call(["-m", "enginesmith", *map(str, words)], self.folder, self.site if toy else None)
+        assert ended_call.returncode == code, ended_call.stderr
+        return ended_call.stdout
 
     def json(self, *words: object, toy: bool = True, code: int = 0) -> Any:
         return json.loads(self.run(*words, "--json", toy=toy, code=code))
@@ -65,11 +65,11 @@ def call(words: Sequence[str], folder: Path, site: Path | None) -> subprocess.Co
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """The toy, built and installed without an index, and a model."""
-    folder, quiet = tmp_path_factory.mktemp("toy"), ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
-    wheel, site = ["pip", "wheel", *quiet, "--no-build-isolation", "-w", "wheels", SOURCE], folder / "site"
+    folder, names = tmp_path_factory.mktemp("toy"), ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    wheel, site = ["pip", "wheel", *names, "--no-build-isolation", "-w", "wheels", SOURCE], folder / "site"
     subprocess.run([sys.executable, "-m", *wheel], cwd=folder, check=True)
     (wheel_path,) = (folder / "wheels").glob("*.whl")
-    subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", site, wheel_path], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *names, "--target", site, wheel_path], check=True)
     write_project(folder / "project")
     return World(folder / "project", site)
 
@@ -103,9 +103,9 @@ def unit(items: Sequence[Any], precision: str = "fp32") -> Any:
 def test_the_toy_compiler_passes_the_conformance_suite(world):
     suite = ROOT / "tests/conformance/test_backends.py"
     words = ["-q", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider", str(suite), "-k", "toy or import_no_compiler"]
-    ended = call(["-m", "pytest", *words], world.folder, world.site)
-    assert ended.returncode == 0, ended.stdout
-    assert f"{suite.read_text().count('def test_')} passed" in ended.stdout, "all of the suite has been run on it"
+    ended_call = call(["-m", "pytest", *words], world.folder, world.site)
+    assert ended_call.returncode == 0, ended_call.stdout
+    assert f"{suite.read_text().count('def test_')} passed" in ended_call.stdout, "all of the suite has been run on it"
 
 
 def test_backends_lists_it_with_what_it_builds_and_its_options(world):
@@ -123,9 +123,9 @@ def test_doctor_says_what_it_builds_for(world):
 
 
 def test_plan_lists_what_it_builds_and_refuses(world):
-    planned = world.json("plan", "iris.yaml")["units"]
-    assert unit(planned)["action"] in ("build", "cached")
-    refused = unit(planned, "bf16")
+    planned_units = world.json("plan", "iris.yaml")["units"]
+    assert unit(planned_units)["action"] in ("build", "cached")
+    refused = unit(planned_units, "bf16")
     assert refused["action"] == "refused" and refused["reason"] == "toy has no bf16; use one of fp32, fp16, int8"
 
 
@@ -135,8 +135,8 @@ def test_without_it_a_spec_with_its_name_is_refused_at_the_line(world):
 
 
 def test_build_proves_and_publishes_its_engine(published):
-    shown = published.json("show", "iris")
-    entry = unit(shown["engines"])
+    shown_document = published.json("show", "iris")
+    entry = unit(shown_document["engines"])
     assert entry["status"] == "proven on random inputs" and entry["options"] == {"fold": False}
     assert entry["toolchain"]["toy-compiler"] == "1.0.0" and entry["toolchain"]["enginesmith-toy"] == "1"
 
@@ -162,21 +162,21 @@ def test_resolve_reports_a_missing_runtime(published):
 
 
 def test_pull_downloads_its_engine_or_another_that_runs(published, tmp_path):
-    pulled = published.json("pull", "iris", "--dest", tmp_path)
-    path = Path(pulled["path"])
-    assert path.name == "iris-1-cpu-fp32-toy.toy" and digest_of_file(path) == pulled["digest"]
-    needs = {item["kind"]: item for item in json.loads(Path(pulled["description"]).read_text())["requires"]}
+    pulled_document = published.json("pull", "iris", "--dest", tmp_path)
+    path = Path(pulled_document["path"])
+    assert path.name == "iris-1-cpu-fp32-toy.toy" and digest_of_file(path) == pulled_document["digest"]
+    needs = {item["kind"]: item for item in json.loads(Path(pulled_document["description"]).read_text())["requires"]}
     assert needs.keys() == {"cpu", "runtime"} and needs["runtime"]["name"] == "toy-compiler"
-    other = published.json("pull", "iris", "--dest", tmp_path, "--target", "cpu", "--runtime", "toy-compiler=0.9")
-    assert other["backend"] == "onnxruntime"
-    assert {"unit": "cpu fp32 toy", "reason": "needs toy-compiler 1.0.0, found 0.9"} in other["rejected"]
+    document = published.json("pull", "iris", "--dest", tmp_path, "--target", "cpu", "--runtime", "toy-compiler=0.9")
+    assert document["backend"] == "onnxruntime"
+    assert {"unit": "cpu fp32 toy", "reason": "needs toy-compiler 1.0.0, found 0.9"} in document["rejected"]
 
 
 def test_fleet_shows_where_it_serves(published):
     sources = ("--inventory", "inventory.yaml", "--catalog", "catalog.yaml")
     assert "cpu fp32 toy" in published.run("fleet", *sources, "--runtime", "toy-compiler=1.0.0")
-    other = published.run("fleet", *sources, "--runtime", "toy-compiler=0.9")
-    assert "cpu fp32 onnxruntime" in other and "cpu fp32 toy" not in other
+    other_result = published.run("fleet", *sources, "--runtime", "toy-compiler=0.9")
+    assert "cpu fp32 onnxruntime" in other_result and "cpu fp32 toy" not in other_result
 
 
 def test_compare_times_it_beside_another(published):

@@ -60,8 +60,8 @@ def backend_of(name: str) -> Backend:
 def target_for(backend: Backend) -> Target | None:
     """The target to try a backend on: one that runs here, else the first that it builds a plain fp32 model for."""
     tensor = (TensorSpec("x", "float32", (1, 4)),)
-    served = [target for target in machine.parse_targets("all") if backend.serves(target)]
-    for target in sorted(served, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89")):
+    served_targets = [target for target in machine.parse_targets("all") if backend.serves(target)]
+    for target in sorted(served_targets, key=lambda target: (backend.runs(target) is not None, target.name != "sm_89")):
         if not backend.refuses(BuildRequest("0" * 64, "fp32", target, backend.name, tensor, tensor, ())):
             return target
     return None
@@ -69,15 +69,15 @@ def target_for(backend: Backend) -> Target | None:
 
 def attempt(backend: Backend, target: Target, item: Item, workdir: Path) -> Outcome:
     """Try one item; whatever happens short of the end of this process is an outcome."""
-    begun, at = time.monotonic(), _Step()
+    start_s, step = time.monotonic(), _Step()
     try:
-        kind, reason = _attempt(backend, target, item, workdir, at)
+        kind, reason = _attempt(backend, target, item, workdir, step)
     except EnginesmithError as error:
         kind, reason = "refused", str(error)
     except Exception as error:  # this is what it is about: an error that is none of ours would reach a user
         kind, reason = "broke", f"{type(error).__name__}: {error}"
-    by = "" if kind in ("passed", "built") else at.name
-    return Outcome(item.name, kind, _short(reason), by, at.engine, round(time.monotonic() - begun, 3))
+    text = "" if kind in ("passed", "built") else step.name
+    return Outcome(item.name, kind, _short(reason), text, step.engine, round(time.monotonic() - start_s, 3))
 
 
 @dataclass
@@ -104,8 +104,8 @@ def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _S
     check_compatible(backend, engine)
     with backend.open(engine) as session:
         at.name = "run"
-        wrong = specs_reason(session, request) or _answers(session, item, (inputs, outputs))
-    return ("wrong", wrong) if wrong else ("passed", "")
+        wrong_answers = specs_reason(session, request) or _answers(session, item, (inputs, outputs))
+    return ("wrong", wrong_answers) if wrong_answers else ("passed", "")
 
 
 def read_item(item: Item, workdir: Path) -> tuple[Path, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -135,9 +135,9 @@ def request_for(
 def specs_reason(session: Session, request: BuildRequest) -> str | None:
     """Where a session's inputs or outputs are not the request's, by name, dtype, rank and order."""
     for role, have, want in (("inputs", session.inputs, request.inputs), ("outputs", session.outputs, request.outputs)):
-        actual_specs, asked = ([(spec.name, spec.dtype, len(spec.shape)) for spec in specs] for specs in (have, want))
-        if actual_specs != asked:
-            return f"the session's {role} are {actual_specs}, the request's {asked}"
+        actual_specs, names = ([(spec.name, spec.dtype, len(spec.shape)) for spec in specs] for specs in (have, want))
+        if actual_specs != names:
+            return f"the session's {role} are {actual_specs}, the request's {names}"
     return None
 
 
@@ -174,15 +174,15 @@ def within_budget(precision: Precision) -> Callable[[str, Any, Any], str | None]
     def compare(name: str, right: Any, got: Any) -> str | None:
         if right.dtype.kind in "OUS":
             return None if (right == got).all() else f"{name!r} has other strings"
-        finite = np.isfinite(right.astype("float64")) if right.dtype.kind not in "biu" else np.ones(right.shape, bool)
-        if not np.array_equal(right[~finite], got[~finite], equal_nan=True):
+        mask = np.isfinite(right.astype("float64")) if right.dtype.kind not in "biu" else np.ones(right.shape, bool)
+        if not np.array_equal(right[~mask], got[~mask], equal_nan=True):
             return f"{name!r} differs where it is not finite"
-        if finite.all():
+        if mask.all():
             checks = case_checks("engine", "", name, right, got, budget) if right.size else ()
         else:
-            checks = case_checks("engine", "", name, right[finite], got[finite], budget) if finite.any() else ()
-        failed = [f"{check.name} {check.value} (limit {check.limit})" for check in checks if not check.passed]
-        return f"{name!r}: {', '.join(failed)}" if failed else None
+            checks = case_checks("engine", "", name, right[mask], got[mask], budget) if mask.any() else ()
+        failed_texts = [f"{check.name} {check.value} (limit {check.limit})" for check in checks if not check.passed]
+        return f"{name!r}: {', '.join(failed_texts)}" if failed_texts else None
 
     return compare
 

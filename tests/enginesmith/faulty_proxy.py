@@ -114,8 +114,8 @@ class FaultyProxy:
             head, rest = _read_head(client)
             if not head:
                 return
-            first, *lines = head.decode("latin-1").split("\r\n")
-            method, path, _ = first.split(" ", 2)
+            first_part, *lines = head.decode("latin-1").split("\r\n")
+            method, path, _ = first_part.split(" ", 2)
             items = [tuple(line.split(": ", 1)) for line in lines]
             length = next((int(value) for name, value in items if name.lower() == "content-length"), 0)
             if any(name.lower() == "expect" for name, _ in items):
@@ -133,8 +133,8 @@ class FaultyProxy:
         if fault.kind == "killed before":
             os.kill(fault.pid, signal.SIGKILL)
         elif fault.kind == "cut request":
-            whole = request.bytes()
-            part = whole[: int(len(whole) * fault.at)]
+            whole_data = request.bytes()
+            part = whole_data[: int(len(whole_data) * fault.at)]
             # moto's web server would take a head that breaks off for a whole one, without body and conditions.
             if b"\r\n\r\n" in part:
                 with socket.create_connection(self.server) as server:
@@ -212,13 +212,13 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _read_body(client: socket.socket, begun: bytes, length: int) -> bytes:
-    blocks, have = [begun], len(begun)
-    while have < length:
+    blocks, actual_count = [begun], len(begun)
+    while actual_count < length:
         block = client.recv(1 << 20)
         if not block:
             raise ConnectionError("the client went away")
         blocks.append(block)
-        have += len(block)
+        actual_count += len(block)
     return b"".join(blocks)
 
 
@@ -248,5 +248,5 @@ def _spoilt(request: Request, kind: Kind) -> Request:
 
 def _flip(body: bytes) -> bytes:
     """The first bit of the content: in a body of several parts, of the last one's."""
-    at = body.rindex(b"\r\n\r\n") + 4 if body.startswith(b"--") and b"\r\n\r\n" in body else 0
-    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :] if body else body
+    rindex = body.rindex(b"\r\n\r\n") + 4 if body.startswith(b"--") and b"\r\n\r\n" in body else 0
+    return body[:rindex] + bytes([body[rindex] ^ 1]) + body[rindex + 1 :] if body else body

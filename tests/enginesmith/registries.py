@@ -182,9 +182,9 @@ def pull(
 ) -> Pulled:
     """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
     version = VersionLocator(store, checked=True).locate(reference)
-    located, result = rank_located(store, version, Machine.of(target), Policy(**policy))
+    located_engine, result = rank_located(store, version, Machine.of(target), Policy(**policy))
     through = fetcher or BlobFetcher(None if store.near else local_cache())
-    return download_best(result, lambda resolution: download_engine(store, located, resolution, dest, through))
+    return download_best(result, lambda resolution: download_engine(store, located_engine, resolution, dest, through))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -58,10 +58,10 @@ class LikeS3:
         size = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(size)
         environ["wsgi.input"] = io.BytesIO(body)
-        stated = environ.get("HTTP_CONTENT_MD5")
+        stated_digest = environ.get("HTTP_CONTENT_MD5")
         if len(body) < size:
             return _refuse(start, "IncompleteBody")
-        if stated and base64.b64decode(stated) != hashlib.md5(body).digest():
+        if stated_digest and base64.b64decode(stated_digest) != hashlib.md5(body).digest():
             return _refuse(start, "BadDigest")
         try:
             with self._lock:

@@ -86,9 +86,9 @@ def test_a_description_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_library_is_given_for_this_machine_with_the_published_bytes(folder: Path) -> None:
-    digest, here = digest_of_bytes(SHARD), f"linux-{this_kind().machine}"
-    other = LibraryBuild("linux-other", "b" * 64)
-    library = Library("a.so", "init", (other, LibraryBuild(here, digest)))
+    digest, text = digest_of_bytes(SHARD), f"linux-{this_kind().machine}"
+    other_build = LibraryBuild("linux-other", "b" * 64)
+    library = Library("a.so", "init", (other_build, LibraryBuild(text, digest)))
     assert find_library(folder, library) == folder / digest
     (folder / digest).write_bytes(b"hostile")
     with pytest.raises(OtherBytesError, match="pull it again"):
@@ -96,5 +96,5 @@ def test_a_library_is_given_for_this_machine_with_the_published_bytes(folder: Pa
     (folder / digest).unlink()
     with pytest.raises(DataError, match=r"cannot be opened.*pull it again"):
         find_library(folder, library)
-    with pytest.raises(DataError, match=f"has for linux-other, and not for {here}; add one to source.libraries"):
-        find_library(folder, Library("a.so", "init", (other,)))
+    with pytest.raises(DataError, match=f"has for linux-other, and not for {text}; add one to source.libraries"):
+        find_library(folder, Library("a.so", "init", (other_build,)))

@@ -25,14 +25,14 @@ class Counted:
         return {"y": total * 2, "next": total}
 
     def streams(self) -> EnsembleStreams:
-        hidden, total = (TensorSpec(name, "float32", ("batch",)) for name in ("hidden", "total"))
+        hidden_spec, total = (TensorSpec(name, "float32", ("batch",)) for name in ("hidden", "total"))
         sources = {"hidden": "encoder.hidden", "x": "decoder.x", "total": "decoder.total"}
         graphs = {
             "encoder": EnsembleGraph(self.encode, [SOURCE], {"source": "encoder.source"}),
-            "decoder": EnsembleGraph(self.decode, [hidden, X, total], sources),
+            "decoder": EnsembleGraph(self.decode, [hidden_spec, X, total], sources),
         }
-        named = [("encoder.source", SOURCE), ("decoder.x", X), ("decoder.total", total)]
-        inputs = [TensorSpec(name, spec.dtype, spec.shape) for name, spec in named]
+        named_texts = [("encoder.source", SOURCE), ("decoder.x", X), ("decoder.total", total)]
+        inputs = [TensorSpec(name, spec.dtype, spec.shape) for name, spec in named_texts]
         outputs = [TensorSpec(f"decoder.{name}", "float32", ("batch",)) for name in ("y", "next")]
         return Ensemble(graphs, inputs, outputs, [State("decoder.total", "decoder.next")]).streams()
 
@@ -111,15 +111,15 @@ def test_a_failed_step_leaves_the_states_unchanged(counted: Counted, streams: En
 
 
 def test_states_and_places_have_the_ensembles_names() -> None:
-    own = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("cache", "float32", ("batch", 8))]
-    own += [TensorSpec("at", "int64", ("batch",)), TensorSpec("mask", "int64", ("batch", "tokens + 1"))]
+    own_specs = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("cache", "float32", ("batch", 8))]
+    own_specs += [TensorSpec("at", "int64", ("batch",)), TensorSpec("mask", "int64", ("batch", "tokens + 1"))]
     sources = {"ids": "ids", "cache": "d.cache", "at": "d.at", "mask": "e.mask"}
-    whole = [TensorSpec("ids", "int64", ("batch", "d.tokens")), TensorSpec("d.cache", "float32", ("batch", 8))]
-    whole.append(TensorSpec("d.at", "int64", ("batch",)))
-    dims = name_dims(own, sources, whole)
+    whole_specs = [TensorSpec("ids", "int64", ("batch", "d.tokens")), TensorSpec("d.cache", "float32", ("batch", 8))]
+    whole_specs.append(TensorSpec("d.at", "int64", ("batch",)))
+    dims = name_dims(own_specs, sources, whole_specs)
     assert dims == {"batch": "batch", "tokens": "d.tokens"}
     states = [State("cache", "cache_out", 0, Places(1, "at", "tokens")), State("at", "at_out")]
-    named = name_states("d", states, sources, dims, [spec.name for spec in whole])
+    named = name_states("d", states, sources, dims, [spec.name for spec in whole_specs])
     assert named == (State("d.cache", "d.cache_out", 0, Places(1, "d.at", "d.tokens")), State("d.at", "d.at_out"))
-    actual = name_states("d", states[:1], {**sources, "at": "e.at"}, dims, [spec.name for spec in whole])
+    actual = name_states("d", states[:1], {**sources, "at": "e.at"}, dims, [spec.name for spec in whole_specs])
     assert actual == (State("d.cache", "d.cache_out"),), "places that an earlier graph gives are not known before"

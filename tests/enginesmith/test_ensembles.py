@@ -15,15 +15,15 @@ ROW = TensorSpec("row", "float32", (1, 4))
 
 
 def ensemble(taken: str = "float32") -> Ensemble:
-    first = EnsembleGraph(lambda inputs: {"h": inputs["x"] + 1, "unused": inputs["x"]}, [X], {"x": "x"})
+    first_graph = EnsembleGraph(lambda inputs: {"h": inputs["x"] + 1, "unused": inputs["x"]}, [X], {"x": "x"})
     inputs = [TensorSpec("h", taken, ("n",)), TensorSpec("x", "float32", ("n",))]
-    second = EnsembleGraph(
+    second_graph = EnsembleGraph(
         lambda inputs: {"y": inputs["h"] * inputs["x"], "kind": np.array(inputs["h"].dtype.itemsize)},
         inputs,
         {"h": "first.h", "x": "x"},
     )
     kind = TensorSpec("second.kind", "int64", ())
-    return Ensemble({"first": first, "second": second}, [X], [Y, kind])
+    return Ensemble({"first": first_graph, "second": second_graph}, [X], [Y, kind])
 
 
 def test_each_graph_gets_outputs_of_earlier_graphs() -> None:
@@ -46,15 +46,15 @@ def test_an_output_that_no_graph_gives_is_reported() -> None:
     graph = EnsembleGraph(lambda inputs: {"h": inputs["x"]}, [X], {"x": "x"})
     with pytest.raises(DataError, match=r"returned the ensemble's output 'first\.gone'"):
         Ensemble({"first": graph}, [X], [TensorSpec("first.gone", "float32", ())]).run({"x": np.ones(2)})
-    chained = Ensemble({"first": graph, "second": EnsembleGraph(dict, [X], {"x": "first.gone"})}, [X], [])
+    chained_ensemble = Ensemble({"first": graph, "second": EnsembleGraph(dict, [X], {"x": "first.gone"})}, [X], [])
     with pytest.raises(DataError, match=r"there is no 'first\.gone', which input 'x' reads"):
-        chained.run({"x": np.ones(2)})
+        chained_ensemble.run({"x": np.ones(2)})
 
 
 def test_a_file_that_describes_no_ensemble_is_refused(tmp_path: Path) -> None:
     (tmp_path / "engine.json").write_text("{}")
-    for name, what in (("engine.json", "ensemble"), ("gone.json", "engine")):
-        with pytest.raises(DataError, match=f"describes no {what}"):
+    for name, label in (("engine.json", "ensemble"), ("gone.json", "engine")):
+        with pytest.raises(DataError, match=f"describes no {label}"):
             Ensemble.described(lambda _: dict, tmp_path / name)
 
 
@@ -140,9 +140,9 @@ def test_errors_of_a_graph_have_its_name() -> None:
     def refuse(inputs: Tensors) -> Tensors:
         raise DataError("input 'x' has size 3 on axis 0; the model needs (4,)")
 
-    whole = Ensemble({"first": EnsembleGraph(refuse, [X], {"x": "x"})}, [X], [Y])
+    whole_ensemble = Ensemble({"first": EnsembleGraph(refuse, [X], {"x": "x"})}, [X], [Y])
     with pytest.raises(DataError, match=r"'first': input 'x' has size 3"):
-        whole.run({"x": np.ones(3)})
+        whole_ensemble.run({"x": np.ones(3)})
 
 
 def test_graphs_can_be_run_one_by_one() -> None:

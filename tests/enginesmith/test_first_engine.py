@@ -17,7 +17,7 @@ def test_its_files_and_commands_give_a_running_engine(tmp_path: Path) -> None:
     home = str(PAGE.parents[2])
     environment = {**os.environ, "PYTHONPATH": home, "ENGINESMITH_CACHE": str(tmp_path / "cache")}
     environment.pop("ENGINESMITH_REGISTRY", None)
-    printed = ""
+    printed_stdout = ""
     for name, kind, text in BLOCK.findall(PAGE.read_text()):
         if name:
             (tmp_path / name).write_text(text)
@@ -27,5 +27,5 @@ def test_its_files_and_commands_give_a_running_engine(tmp_path: Path) -> None:
             command = [sys.executable, "-W", "ignore", *words]
             result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
             assert result.returncode == 0, (words, result.stdout, result.stderr)
-            printed = result.stdout
-    assert printed.startswith("Pulled('first-1-cpu-") and "array([[" in printed
+            printed_stdout = result.stdout
+    assert printed_stdout.startswith("Pulled('first-1-cpu-") and "array([[" in printed_stdout

@@ -143,8 +143,8 @@ def test_an_engine_without_a_decoder_is_reported(folder, tmp_path):
     document = json.loads((folder / "decoder.json").read_text())
     with pytest.raises(DataError, match="no input 'tokens', or no output 'logits'"):
         Generator.described(dict, folder / "decoder.json", ids="tokens")
-    more = {**document, "inputs": [*document["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
-    (tmp_path / "more.json").write_text(json.dumps(more))
+    fields = {**document, "inputs": [*document["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
+    (tmp_path / "more.json").write_text(json.dumps(fields))
     with pytest.raises(DataError, match=r"the model also needs speaker; .* use Streams"):
         Generator.described(dict, tmp_path / "more.json")
     del document["state"]

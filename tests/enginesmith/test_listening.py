@@ -47,13 +47,13 @@ def connected(server: HttpServer) -> Iterator[socket.socket]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    received = b""
+    received_data = b""
     try:
         while data := connection.recv(1 << 16):
-            received += data
+            received_data += data
     except ConnectionResetError:
         pass
-    return received
+    return received_data
 
 
 def statuses(data: bytes) -> list[int]:
@@ -101,21 +101,21 @@ def test_each_request_gets_one_answer(request_: bytes, status: int, capfd: pytes
 
 
 def test_a_compressed_body_is_not_inflated() -> None:
-    packed = gzip.compress(b"a" * 90)
-    head = b"POST /a HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: " + str(len(packed)).encode() + b"\r\n"
+    packed_array = gzip.compress(b"a" * 90)
+    head = b"POST /a HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: " + str(len(packed_array)).encode() + b"\r\n"
     with serving() as server:
-        assert ask(server, head + CLOSE + b"\r\n" + packed).endswith(f"POST /a {len(packed)}\n".encode())
+        assert ask(server, head + CLOSE + b"\r\n" + packed_array).endswith(f"POST /a {len(packed_array)}\n".encode())
 
 
 def test_a_get_with_a_body_gets_one_answer() -> None:
-    inner = b"GET /inner HTTP/1.1\r\nHost: x\r\n\r\n"
-    head = b"GET /a HTTP/1.1\r\nHost: x\r\nContent-Length: " + str(len(inner)).encode() + b"\r\n\r\n"
+    inner_data = b"GET /inner HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"GET /a HTTP/1.1\r\nHost: x\r\nContent-Length: " + str(len(inner_data)).encode() + b"\r\n\r\n"
     with serving() as server, connected(server) as connection:
-        connection.sendall(head + inner + b"GET /last HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        connection.sendall(head + inner_data + b"GET /last HTTP/1.1\r\n" + CLOSE + b"\r\n")
         data = read_all(connection)
         assert statuses(data) == [200, 200] and b"/inner" not in data
     with serving(HttpLimits()) as server:
-        assert statuses(ask(server, head + inner)) == [413], "where no body is taken"
+        assert statuses(ask(server, head + inner_data)) == [413], "where no body is taken"
 
 
 @pytest.mark.timeout(60)
@@ -144,12 +144,12 @@ def test_a_silent_connection_is_closed(sent: bytes, limits: dict[str, float], st
 
 
 def test_connections_beyond_the_limit_are_closed() -> None:
-    with serving(HttpLimits(connections=2)) as server, connected(server) as one, connected(server) as two:
-        for connection in (one, two):
+    with serving(HttpLimits(connections=2)) as server, connected(server) as one, connected(server) as second_connection:
+        for connection in (one, second_connection):
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert connection.recv(100)
-        with connected(server) as three:
-            assert read_all(three) == b""
+        with connected(server) as third_connection:
+            assert read_all(third_connection) == b""
         one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert one.recv(100), "those that are there stay"
 
@@ -173,8 +173,8 @@ def test_a_request_without_the_token_is_answered_before_its_body(monkeypatch: py
     monkeypatch.setattr(listening, "_LINGER_S", 0.01)  # the body never comes
     with serving(token="secret") as server:
         for value in (b"", b"Bearer other", b"secret", b"\xff"):
-            shown = b"Authorization: " + value + b"\r\n" if value else b""
-            data = ask(server, b"POST / HTTP/1.1\r\nContent-Length: 50\r\n" + shown + CLOSE + b"\r\n")
+            shown_data = b"Authorization: " + value + b"\r\n" if value else b""
+            data = ask(server, b"POST / HTTP/1.1\r\nContent-Length: 50\r\n" + shown_data + CLOSE + b"\r\n")
             assert statuses(data) in ([401], [400])
         data = ask(server, b"GET / HTTP/1.1\r\nAuthorization: Bearer secret\r\n" + CLOSE + b"\r\n")
         assert statuses(data) == [200] and b"Server: enginesmith" in data
@@ -182,17 +182,17 @@ def test_a_request_without_the_token_is_answered_before_its_body(monkeypatch: py
 
 def test_used_and_foreign_addresses_are_refused() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as taken_server,
         pytest.raises(UnavailableError, match="already in use; give another --listen"),
     ):
-        HttpServer(answer, HttpAddress("127.0.0.1", taken.getsockname()[1])).__enter__()
+        HttpServer(answer, HttpAddress("127.0.0.1", taken_server.getsockname()[1])).__enter__()
     with pytest.raises(UnavailableError, match="cannot listen on"):
         HttpServer(answer, HttpAddress("a" * 300, 0)).__enter__()
     assert parse_address("[::1]:80") == HttpAddress("::1", 80) and str(parse_address("[::1]:80")) == "[::1]:80"
     assert parse_address(":80", "127.0.0.1").host == "127.0.0.1"
-    for wrong in ("", "80", ":80", "host:", "host:65536", "host:-1", "host:٣", f"host:{'9' * 5000}"):
+    for wrong_text in ("", "80", ":80", "host:", "host:65536", "host:-1", "host:٣", f"host:{'9' * 5000}"):
         with pytest.raises(InputError, match="is not an address to listen on"):
-            parse_address(wrong)
+            parse_address(wrong_text)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
@@ -200,8 +200,8 @@ def test_beyond_loopback_a_token_is_required(host: str) -> None:
     with pytest.raises(InputError, match="needs a token, because anybody can send to it; set THE_TOKEN"):
         require_token(HttpAddress(host, 80), "", "THE_TOKEN")
     require_token(HttpAddress(host, 80), "secret", "THE_TOKEN")
-    for near in ("localhost", "127.0.0.1", "127.9.9.9", "::1"):
-        require_token(HttpAddress(near, 80), "", "THE_TOKEN")
+    for near_name in ("localhost", "127.0.0.1", "127.9.9.9", "::1"):
+        require_token(HttpAddress(near_name, 80), "", "THE_TOKEN")
 
 
 def test_a_waiting_caller_learns_that_the_server_ended() -> None:

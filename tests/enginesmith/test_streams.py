@@ -30,21 +30,21 @@ def test_a_state_is_carried_from_call_to_call_and_begins_with_its_initial_value(
 
 
 def test_streams_of_a_batch_equal_single_streams():
-    together, steps = Streams(add, INPUTS, STATES), [(1, 5, 9), (2, 6, 7)]
-    both = [together.run(rows(*step))["y"] for step in steps]
+    joint_streams, steps = Streams(add, INPUTS, STATES), [(1, 5, 9), (2, 6, 7)]
+    both_outputs = [joint_streams.run(rows(*step))["y"] for step in steps]
     for place in range(3):
-        alone = Streams(add, INPUTS, STATES)
-        for step, answer in zip(steps, both, strict=True):
-            np.testing.assert_array_equal(alone.run(rows(step[place]))["y"][0], answer[place])
+        single_streams = Streams(add, INPUTS, STATES)
+        for step, answer in zip(steps, both_outputs, strict=True):
+            np.testing.assert_array_equal(single_streams.run(rows(step[place]))["y"][0], answer[place])
 
 
 def test_some_streams_restart_and_the_others_continue():
     streams = Streams(add, INPUTS, STATES)
-    before = streams.run(rows(1, 1, 1))["hn"]
-    states = before.copy()
+    output_before = streams.run(rows(1, 1, 1))["hn"]
+    states = output_before.copy()
     streams.reset([1])
     np.testing.assert_array_equal(streams.run(rows(1, 1, 1))["y"][:, 0], [6.0, 4.0, 6.0])
-    np.testing.assert_array_equal(before, states, "an answer that was given does not change")
+    np.testing.assert_array_equal(output_before, states, "an answer that was given does not change")
     streams.reset()
     np.testing.assert_array_equal(streams.run(rows(1, 1))["y"][:, 0], [4.0, 4.0], "all anew, two of them now")
 
@@ -152,16 +152,16 @@ def test_a_step_writes_only_within_a_fixed_states_places(count, at, message):
 
 
 def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):
-    described = {
+    fields = {
         "inputs": [vars(spec) for spec in CACHE],
         "state": [vars(State("past", "present"))],
         "ends": {"length": [0, 1]},
     }
     path = tmp_path / "engine.json"
-    path.write_text(json.dumps(described))
+    path.write_text(json.dumps(fields))
     streams = Streams.described(append, path)
     streams.run({"x": np.ones((1, 1), np.float32)})
-    for damaged in ({}, {"inputs": 1}, {**described, "state": [{"input": 1}]}, {**described, "ends": {"length": [1]}}):
+    for damaged in ({}, {"inputs": 1}, {**fields, "state": [{"input": 1}]}, {**fields, "ends": {"length": [1]}}):
         path.write_text(json.dumps(damaged))
         with pytest.raises(DataError, match="describes no engine: "):
             Streams.described(append, path)
@@ -169,8 +169,8 @@ def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):
 
 def test_the_ends_of_states_cover_all_profiles():
     def profile(low, high):
-        ends = ("x", (low, 1), (low, 1), (high, 1)), ("past", (low, low), (low, low), (high, high))
-        return ShapeProfile(ends)
+        end_texts = ("x", (low, 1), (low, 1), (high, 1)), ("past", (low, low), (low, low), (high, high))
+        return ShapeProfile(end_texts)
 
     actual = state_ends(CACHE, [State("past", "present")], [profile(1, 4), profile(5, 8)])
     assert actual == {"length": (1, 8)}, "the batch is given by each call"

@@ -92,8 +92,8 @@ def test_pulled_engines_detect_voices(tmp_path: Path) -> None:
     streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     with importing_from(folder, "listen.py"), np.load(folder / "golden.npz") as arrays:
         sounds = call_entry_point(folder, "listen.py", "frames_of", {"path": None})
-        heard = call_entry_point(folder, "listen.py", "listen", {"sounds": sounds, "streams": streams})
-        assert np.mean(heard.ravel() == arrays["voice"]) > 0.94
+        received_point = call_entry_point(folder, "listen.py", "listen", {"sounds": sounds, "streams": streams})
+        assert np.mean(received_point.ravel() == arrays["voice"]) > 0.94
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +112,13 @@ def test_the_vision_transformer_recognises_digits_and_compiles_in_block_floats(
 ):
     spec, result, samples = transformer
     graph, (batch, *_) = onnx.load(result.onnx), [*samples.batches(256)]
-    half = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
-    narrow, notes = write(graph, precision, half, all_ranges(graph, batch))
+    half_scheme = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
+    narrow_path, notes = write(graph, precision, half_scheme, all_ranges(graph, batch))
     assert len(notes.quantized) == 6 * 3 + 1, "all products but the patches' own, of depth 4"
-    onnx.save(narrow, tmp_path / "narrow.onnx")
-    onnx.save(emulate_blocks(narrow), tmp_path / "twin.onnx")
-    with ReferenceSession(tmp_path / "twin.onnx") as ran:
-        (check,) = task_checks(ran, GoldenSet.load(result.golden), [spec.golden.metric])
+    onnx.save(narrow_path, tmp_path / "narrow.onnx")
+    onnx.save(emulate_blocks(narrow_path), tmp_path / "twin.onnx")
+    with ReferenceSession(tmp_path / "twin.onnx") as actual_session:
+        (check,) = task_checks(actual_session, GoldenSet.load(result.golden), [spec.golden.metric])
     assert check.passed, check
     backend, shapes = discovery.configure("tensorrt-rtx", {}), tuple(profiles(spec.tensors(), spec.named_dims()))
     (expected,) = parse_targets(target)

@@ -34,11 +34,11 @@ def test_only_the_last_line_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     import demo
     import logged as module
 
-    shown: list[str] = []
+    shown_items: list[str] = []
 
     class Recorded(module.Status):
         def __setattr__(self, name: str, value: object) -> None:
-            shown.extend([value] if name == "text" else [])
+            shown_items.extend([value] if name == "text" else [])
             super().__setattr__(name, value)
 
     monkeypatch.setattr(module, "Status", Recorded)
@@ -50,4 +50,4 @@ def test_only_the_last_line_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     code = f"import sys; print('the table'); print({chr(10).join(lines)!r}, file=sys.stderr)"
     result = module.run_logged([sys.executable, "-c", code], tmp_path / "demo.log", shorten=demo.step_of, capture=True)
     assert result == (0, "the table\n")
-    assert shown == [Path(sys.executable).name] + ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 3
+    assert shown_items == [Path(sys.executable).name] + ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 3

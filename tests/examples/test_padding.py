@@ -92,8 +92,8 @@ def test_a_mask_padded_with_ones_is_detected() -> None:
     """The comparison above can fail."""
     shapes: list[tuple[int, ...]] = []
     run = run_of("encoder", "", shapes)
-    wrong = Padding({**MASKED.inputs, "attention_mask": {"batch": 1.0, "sequence": 1.0}})
+    wrong_padding = Padding({**MASKED.inputs, "attention_mask": {"batch": 1.0, "sequence": 1.0}})
     profile = ShapeProfile(tuple((spec.name, (1, 1), (4, 32), (4, 32)) for spec in TOKENS))
     engine = RoutedEngine("encoder", run, TOKENS, CASES["encoder"][2], (profile,))
-    result = Router([engine], Padding(wrong.inputs, {"sequence": (32,)})).run(tokens(2, 9))
+    result = Router([engine], Padding(wrong_padding.inputs, {"sequence": (32,)})).run(tokens(2, 9))
     assert not np.allclose(result["embedding"], run(tokens(2, 9))["embedding"], rtol=1e-2, atol=1e-3)

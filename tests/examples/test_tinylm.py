@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     (folder / "project" / "tinylm.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     for name in ("calibration", "golden"):
         actual = arrays(FOLDER / f"{name}.npz")
-        indices = [at for at in range(128) if 33 <= at % 64 < 41]
+        indices = [index for index in range(128) if 33 <= index % 64 < 41]
         np.savez(folder / "project" / f"{name}.npz", **{key: array[indices] for key, array in actual.items()})
     return folder / "registry", enginesmith.build(folder / "project" / "tinylm.yaml", registry=folder / "registry")
 
@@ -83,6 +83,6 @@ def test_the_script_reproduces_text_from_its_seed(built, capsys, generate, monke
 def test_hardly_any_paragraph_is_both_trained_on_and_held_out() -> None:
     with importing_from(FOLDER, "train.py"):
         splits = call_entry_point(FOLDER, "train.py", "splits", {})
-    trained, held_out = ({part.strip() for part in text.tobytes().split(b"\n\n")} for text in splits)
+    trained_texts, held_out = ({part.strip() for part in text.tobytes().split(b"\n\n")} for text in splits)
     assert len(held_out) > 50
-    assert sum(map(len, trained & held_out)) < 0.02 * len(splits[1])
+    assert sum(map(len, trained_texts & held_out)) < 0.02 * len(splits[1])

@@ -19,12 +19,12 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         result = plant_all(Path(folder))
     pairs = list(zip(FAULTS, result, strict=True))
-    missed = [fault.name for fault, item in pairs if (item.check, item.place) != (fault.check, fault.place)]
+    missed_names = [fault.name for fault, item in pairs if (item.check, item.place) != (fault.check, fault.place)]
     print(markdown(pairs), end="")
-    if "--write" in sys.argv[1:] and not missed:
+    if "--write" in sys.argv[1:] and not missed_names:
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), markdown(pairs)), encoding="utf-8")
-    if missed:
-        sys.exit(f"not caught as meant: {', '.join(missed)}")
+    if missed_names:
+        sys.exit(f"not caught as meant: {', '.join(missed_names)}")
 
 
 if __name__ == "__main__":

@@ -95,14 +95,14 @@ class Bench:
         self, built_from: ModelProto | None = None, graph: ModelProto | None = None, precision: Precision = "fp32"
     ) -> "BuiltEngine":
         """An engine for `graph` (default: the exported model) that was compiled from another model than it says."""
-        claimed = self.onnx if graph is None else self.put(graph)
-        actual = claimed if built_from is None else self.put(built_from)
-        return BuiltEngine(self, self._request(claimed, precision), self._request(actual, precision))
+        claimed_onnx = self.onnx if graph is None else self.put(graph)
+        actual = claimed_onnx if built_from is None else self.put(built_from)
+        return BuiltEngine(self, self._request(claimed_onnx, precision), self._request(actual, precision))
 
     def _request(self, model: str, precision: Precision) -> BuildRequest:
         backend = discovery.configure("onnxruntime", {"intra_op_threads": 1})
-        ends = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
-        profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in ends)) for item in self.inputs))
+        end_values = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
+        profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in end_values)) for item in self.inputs))
         names = discovery.options_of(backend), discovery.toolchain_of(backend)
         return BuildRequest(model, precision, CPU, "onnxruntime", self.inputs, self.outputs, (profile,), *names)
 
@@ -120,9 +120,9 @@ class BuiltEngine:
         self, contract: Mapping[str, Any] | None = None, limits: Limits | None = None, seconds: float | None = None
     ) -> list[Check]:
         """The engine stage, with a contract and the task metric. seconds: for calls beside the golden set."""
-        promised = None if contract is None else ContractTerms(decode(dict(contract), Contract), self.shapes)
+        promised_terms = None if contract is None else ContractTerms(decode(dict(contract), Contract), self.shapes)
         calls = ExtraCalls(seconds, bool(contract and "bitwise" in contract), self.shapes)
-        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised, calls)
+        check = CheckEngine(self.blob, self.bench.golden, limits or {}, self.bench.metrics, promised_terms, calls)
         return [*self.bench.run(check).checks]
 
     def attribution(self, cases: Sequence[str] = ()) -> Attribution:

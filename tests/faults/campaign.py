@@ -73,20 +73,20 @@ class Subject:
     def plant(self, plant: Plant, precision: Precision) -> Outcome | None:
         """What the proof of the engine says; None where the graph has no place for the fault."""
         graph = self.graph(precision)
-        planted = plant.change(graph, self.rng(plant.name))
-        if planted is None:
+        planted_change = plant.change(graph, self.rng(plant.name))
+        if planted_change is None:
             return None
-        engine = self.bench.engine(planted[0], graph, precision)
+        engine = self.bench.engine(planted_change[0], graph, precision)
         checks = engine.checks()
-        failed = [check for check in checks if not check.passed]
-        right = None
-        if failed and planted[1]:
+        failed_checks = [check for check in checks if not check.passed]
+        flag = None
+        if failed_checks and planted_change[1]:
             result = engine.attribution().blamed
             names = {name for row in result for name in (row.node, *row.nodes)}
-            right = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted[1])
-        by = tuple(dict.fromkeys(check.name for check in failed))
+            flag = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted_change[1])
+        check_names = tuple(dict.fromkeys(check.name for check in failed_checks))
         return Outcome(
-            plant.name, self.family.name, precision, self.seed, by, right, self.noise(engine, graph, precision)
+            plant.name, self.family.name, precision, self.seed, check_names, flag, self.noise(engine, graph, precision)
         )
 
     def noise(self, engine: BuiltEngine, graph: ModelProto, precision: Precision) -> tuple[float, ...]:
@@ -96,9 +96,9 @@ class Subject:
         built = self.bench.room() / "engine.onnx"
         built.write_bytes(self.bench.store.read_blob(engine.blob.digest))
         inputs = self.family.samples(1000 + self.seed, 48)
-        batches = [{name: array[at : at + 8] for name, array in inputs.items()} for at in range(0, 48, 8)]
-        with OrtSession(runnable(path, precision), optimized=False) as right, OnnxRuntime().open_part(built) as other:
-            pairs = [[next(iter(side.run(batch).values())) for side in (right, other)] for batch in batches]
+        batches = [{name: array[index : index + 8] for name, array in inputs.items()} for index in range(0, 48, 8)]
+        with OrtSession(runnable(path, precision), optimized=False) as session, OnnxRuntime().open_part(built) as part:
+            pairs = [[next(iter(side.run(batch).values())) for side in (session, part)] for batch in batches]
         return noise_of(*(np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True)))
 
     def misbehave(self, name: str, seconds: float | None = None) -> Outcome:
@@ -108,16 +108,16 @@ class Subject:
         """
         with faulty_sessions(SESSIONS[name]), np.errstate(all="ignore"):
             try:
-                failed = [check.name for check in self.bench.engine().checks(seconds=seconds) if not check.passed]
+                failed_names = [check.name for check in self.bench.engine().checks(seconds=seconds) if not check.passed]
             except Exception:  # whatever comes through instead of a failed check is a miss
-                failed = []
-        return Outcome(name, self.family.name, "fp32", self.seed, tuple(dict.fromkeys(failed)))
+                failed_names = []
+        return Outcome(name, self.family.name, "fp32", self.seed, tuple(dict.fromkeys(failed_names)))
 
     def alarms(self, precision: Precision) -> Iterator[Alarms]:
         """Checks that fail where nothing is planted, by kernel: onnxruntime's, and another that is as right."""
         graph = self.graph(precision)
-        before = [] if precision == "fp32" else self.bench.graph_checks(graph, precision)
-        items = [*self.bench.checks, *before]
+        checks_before = [] if precision == "fp32" else self.bench.graph_checks(graph, precision)
+        items = [*self.bench.checks, *checks_before]
         if precision == "bf16":  # of which no engine runs on a CPU
             yield self._alarms(precision, "graph", items)
             return
@@ -128,21 +128,21 @@ class Subject:
             yield replace(message, noise=self.noise(engine, graph, precision))
 
     def _alarms(self, precision: Precision, kernel: str, checks: list[Check]) -> Alarms:
-        failed = tuple(describe(item) for item in checks if not item.passed)
-        return Alarms(self.family.name, precision, self.seed, kernel, failed)
+        failed_texts = tuple(describe(item) for item in checks if not item.passed)
+        return Alarms(self.family.name, precision, self.seed, kernel, failed_texts)
 
     def coarse(self) -> Outcome:
         """A bf16 graph, whose outputs of 288 and more are two apart: what the quantization stage says of it."""
         checks = self.bench.graph_checks(self.graph("bf16"), "bf16")
-        failed = tuple(dict.fromkeys(check.name for check in checks if not check.passed))
-        return Outcome("a bf16 graph with an offset of 288", self.family.name, "bf16", self.seed, failed)
+        failed_name = tuple(dict.fromkeys(check.name for check in checks if not check.passed))
+        return Outcome("a bf16 graph with an offset of 288", self.family.name, "bf16", self.seed, failed_name)
 
 
 def noise_of(expected: np.ndarray, actual: np.ndarray) -> tuple[float, ...]:
     """Mean energy of the error over that of the output: of all elements, and of each slice of each axis."""
     error = np.square(actual - expected) / np.square(expected).mean()
     rest = [tuple(other for other in range(error.ndim) if other != axis) for axis in range(1, error.ndim)]
-    return (float(error.mean()), *(float(value) for over in rest for value in error.mean(axis=over)))
+    return (float(error.mean()), *(float(value) for rest_item in rest for value in error.mean(axis=rest_item)))
 
 
 def outcomes(folder: Path, family: str, seed: int) -> Iterator[Outcome]:

@@ -67,10 +67,10 @@ class Report:
 
     def plant(self, folder: Path) -> Caught:
         """What the default proof says of the engine, and which node attribution blames."""
-        built = self.engine(folder, wrong=True)
-        checks = built.checks()
-        beside = [check.case for check in checks if not check.passed and check.name in ("sizes", "magnitudes")]
-        return caught(checks, self.check, blamed(built.attribution(beside)))
+        built_engine = self.engine(folder, wrong=True)
+        checks = built_engine.checks()
+        extra_cases = [check.case for check in checks if not check.passed and check.name in ("sizes", "magnitudes")]
+        return caught(checks, self.check, blamed(built_engine.attribution(extra_cases)))
 
     def measure(self) -> float:
         """The figure, of graph and engine as ONNX Runtime runs them."""
@@ -82,17 +82,17 @@ class Report:
 def instead(model: ModelProto, name: str, text: str, **constants: object) -> ModelProto:
     """Nodes in the place of the node of a name, which the last one has: they read its inputs as `in0`, `in1` and so on,
     and make its first output as `out`."""
-    copied = copy_of(model)
-    node = named(copied, name)
+    copied_model = copy_of(model)
+    node = named(copied_model, name)
     added = parser.parse_model(f'<ir_version: 8, opset_import: ["": 20]> g () => (float[N] out) {{{text}}}').graph.node
-    names = {f"in{index}": each for index, each in enumerate(node.input)} | {"out": node.output[0]}
+    names = {f"in{index}": entry for index, entry in enumerate(node.input)} | {"out": node.output[0]}
     for item in added:
         item.name = name if "out" in item.output else f"{name}/{item.output[0]}"
-        item.input[:] = [names.get(each, each) for each in item.input]
-        item.output[:] = [names.get(each, each) for each in item.output]
-    put_nodes(copied, node, added)
-    add_constants(copied, constants)
-    return copied
+        item.input[:] = [names.get(entry, entry) for entry in item.input]
+        item.output[:] = [names.get(entry, entry) for entry in item.output]
+    put_nodes(copied_model, node, added)
+    add_constants(copied_model, constants)
+    return copied_model
 
 
 def score_of(outputs: np.ndarray) -> np.ndarray:
@@ -101,14 +101,14 @@ def score_of(outputs: np.ndarray) -> np.ndarray:
 
 def detected(right: Run, wrong: Run, samples: Samples) -> float:
     """The share of what the model detects that the engine detects, too."""
-    here, there = (score_of(side(samples)) > 0.5 for side in (right, wrong))
-    return float((here & there).sum() / here.sum())
+    flag, other_flag = (score_of(side(samples)) > 0.5 for side in (right, wrong))
+    return float((flag & other_flag).sum() / flag.sum())
 
 
 def images(seed: int, count: int) -> Samples:
     rng = np.random.default_rng(seed)
-    smooth = rng.normal(size=(count, 3, 4, 4)).repeat(4, 2).repeat(4, 3)
-    return {"image": (smooth + rng.normal(size=(count, 3, 16, 16)) / 4).astype(np.float32)}
+    smooth_array = rng.normal(size=(count, 3, 4, 4)).repeat(4, 2).repeat(4, 3)
+    return {"image": (smooth_array + rng.normal(size=(count, 3, 16, 16)) / 4).astype(np.float32)}
 
 
 IMAGES = (TensorSpec("image", "float32", ("batch", 3, 16, 16)),)
@@ -165,11 +165,11 @@ def sentences(seed: int, count: int) -> Samples:
 
 def attend(name: str, source: str, to: str, bias: str = "") -> str:
     """A layer of attention, as text; its tensors and weights begin with `name`."""
-    masked = f"{name}s2 = Add({name}s1, {bias})" if bias else f"{name}s2 = Identity({name}s1)"
+    masked_text = f"{name}s2 = Add({name}s1, {bias})" if bias else f"{name}s2 = Identity({name}s1)"
     return f"""
         {name}q = MatMul({source}, {name}wq) {name}k = MatMul({source}, {name}wk) {name}v = MatMul({source}, {name}wv)
         {name}kt = Transpose<perm=[0,2,1]>({name}k) {name}s0 = MatMul({name}q, {name}kt)
-        {name}s1 = Mul({name}s0, {name}scale) {masked} {name}p = Softmax<axis=-1>({name}s2)
+        {name}s1 = Mul({name}s0, {name}scale) {masked_text} {name}p = Softmax<axis=-1>({name}s2)
         {name}a = MatMul({name}p, {name}v) {name}o = MatMul({name}a, {name}wo) {to} = Add({source}, {name}o)
     """
 
@@ -177,7 +177,7 @@ def attend(name: str, source: str, to: str, bias: str = "") -> str:
 def attention_weights(name: str, size: int, seed: int, sharp: float = 1.0) -> dict[str, object]:
     """size: of the head.  sharp: factor of its queries."""
     rng = np.random.default_rng(seed)
-    result: dict[str, object] = {f"{name}w{each}": rng.normal(size=(WIDTH, size)) / 4 for each in "qkv"}
+    result: dict[str, object] = {f"{name}w{letter}": rng.normal(size=(WIDTH, size)) / 4 for letter in "qkv"}
     result[f"{name}wq"] = result[f"{name}wq"] * sharp
     return result | {f"{name}wo": rng.normal(size=(size, WIDTH)) / 3, f"{name}scale": np.float32(size**-0.5)}
 
@@ -195,18 +195,18 @@ def encoder() -> ModelProto:
 
 def unmasked(model: ModelProto, wrong: bool) -> ModelProto:
     """The larger head's kernel leaves out the mask."""
-    copied = copy_of(model)
+    copied_model = copy_of(model)
     if wrong:
-        node = named(copied, "Add_bs2")
+        node = named(copied_model, "Add_bs2")
         node.op_type, node.input[:] = "Identity", node.input[:1]
-    return copied
+    return copied_model
 
 
 def cosine(right: Run, wrong: Run) -> float:
     """Between outputs of sentences that end early."""
     samples = sentences(5, 96)
-    short = samples["mask"].sum(1) < 6
-    here, there = (side({name: array[short] for name, array in samples.items()}).ravel() for side in (right, wrong))
+    is_short = samples["mask"].sum(1) < 6
+    here, there = (side({name: array[is_short] for name, array in samples.items()}).ravel() for side in (right, wrong))
     return float(here @ there / np.linalg.norm(here) / np.linalg.norm(there))
 
 
@@ -231,20 +231,20 @@ def vision(sharp: float = 3.0) -> ModelProto:
 
 def scaled_twice(model: ModelProto, wrong: bool) -> ModelProto:
     """The fused kernel divides by the root of the head's size, and so does what is left of the graph."""
-    copied = copy_of(model)
+    copied_model = copy_of(model)
     if wrong:
-        node = named(copied, "Mul_as1")
+        node = named(copied_model, "Mul_as1")
         scale = next(name for name in node.input if name.startswith("ascale"))
-        add_constants(copied, {"twice": weight(model, scale) ** 2})
+        add_constants(copied_model, {"twice": weight(model, scale) ** 2})
         node.input[list(node.input).index(scale)] = "twice"
-    return copied
+    return copied_model
 
 
 def least_score(right: Run, wrong: Run) -> float:
     """The least score that the engine gives where the model's is 0.9 or more."""
     samples = patches(6, 96)
-    here, there = (score_of(side(samples)) for side in (right, wrong))
-    return float(there[here > 0.9].min())
+    local_score, other_score = (score_of(side(samples)) for side in (right, wrong))
+    return float(other_score[local_score > 0.9].min())
 
 
 def outliers() -> ModelProto:
@@ -312,14 +312,14 @@ def suppressing() -> ModelProto:
 
 def later_first(model: ModelProto, wrong: bool) -> ModelProto:
     """Both engines sort a reordered list; the wrong one's is backwards: of equal scores the last comes first."""
-    copied, order = copy_of(model), np.arange(PLACES)[::-1] if wrong else np.arange(PLACES)
-    add_constants(copied, {"order": order.copy()})
-    node = named(copied, "TopK_best")
-    turned = helper.make_node("Gather", [node.input[0], "order"], ["turned"], "TopK_best/turned", axis=1)
-    back = helper.make_node("Gather", ["order", "place"], [node.output[1]], "TopK_best/back")
+    copied_model, order = copy_of(model), np.arange(PLACES)[::-1] if wrong else np.arange(PLACES)
+    add_constants(copied_model, {"order": order.copy()})
+    node = named(copied_model, "TopK_best")
+    turned_node = helper.make_node("Gather", [node.input[0], "order"], ["turned"], "TopK_best/turned", axis=1)
+    restored_node = helper.make_node("Gather", ["order", "place"], [node.output[1]], "TopK_best/back")
     node.input[0], node.output[1] = "turned", "place"
-    put_nodes(copied, node, [turned, node, back])
-    return copied
+    put_nodes(copied_model, node, [turned_node, node, restored_node])
+    return copied_model
 
 
 def overwritten(model: ModelProto, wrong: bool) -> ModelProto:
@@ -331,8 +331,8 @@ def equal_share(columns: slice, samples: Samples) -> Callable[[Run, Run], float]
     """The share of samples whose answers in some columns are the same."""
 
     def figure(right: Run, wrong: Run) -> float:
-        here, there = (side(samples)[:, columns] for side in (right, wrong))
-        return float(np.isclose(here, there, rtol=1e-4, atol=1e-5).all(axis=1).mean())
+        local_columns, other_columns = (side(samples)[:, columns] for side in (right, wrong))
+        return float(np.isclose(local_columns, other_columns, rtol=1e-4, atol=1e-5).all(axis=1).mean())
 
     return figure
 
@@ -361,8 +361,8 @@ def asymmetric(model: ModelProto, wrong: bool) -> ModelProto:
 def tied() -> ModelProto:
     """Two layers with one weight, which is nearly symmetric."""
     rng = np.random.default_rng(10)
-    half = rng.normal(size=(8, 8)) / 3
-    weights = {"w": half + half.T + rng.normal(size=(8, 8)) / 100, "v": rng.normal(size=(8, 10))}
+    half_array = rng.normal(size=(8, 8)) / 3
+    weights = {"w": half_array + half_array.T + rng.normal(size=(8, 8)) / 100, "v": rng.normal(size=(8, 10))}
     text = "h0 = MatMul(x, w) h = Tanh(h0) g0 = MatMul(h, w) g = Tanh(g0) logits = MatMul(g, v)"
     return with_names(build("float[batch,8] x", "float[batch,10] logits", text, weights))
 
@@ -370,10 +370,10 @@ def tied() -> ModelProto:
 def transposed_again(model: ModelProto, wrong: bool) -> ModelProto:
     """The second layer finds the weight transposed, as the first one has left it."""
     values = weight(model, "w").T if wrong else weight(model, "w")
-    copied = copy_of(model)
-    add_constants(copied, {"w/kept": np.ascontiguousarray(values)})
-    named(copied, "MatMul_g0").input[1] = "w/kept"
-    return copied
+    copied_model = copy_of(model)
+    add_constants(copied_model, {"w/kept": np.ascontiguousarray(values)})
+    named(copied_model, "MatMul_g0").input[1] = "w/kept"
+    return copied_model
 
 
 def first_of_batch(model: ModelProto, wrong: bool) -> ModelProto:
@@ -386,18 +386,18 @@ def first_of_batch(model: ModelProto, wrong: bool) -> ModelProto:
 def batch_error(right: Run, wrong: Run) -> float:
     """dB of a batch of two; raises AssertionError where the engine is wrong with one sample."""
     samples = patches(11, 2)
-    alone = {"x": samples["x"][:1]}
-    assert sqnr_db(right(alone), wrong(alone)) > 100
+    single_fields = {"x": samples["x"][:1]}
+    assert sqnr_db(right(single_fields), wrong(single_fields)) > 100
     return sqnr_db(right(samples)[1], wrong(samples)[1])
 
 
 def far_logits() -> ModelProto:
     """Attention whose logits lie some 1,500 above zero, which a Softmax in fp32 takes off."""
-    copied = vision(1.0)
-    add_constants(copied, {"far": np.float32(1500)})
-    node = named(copied, "Identity_as2")
+    copied_model = vision(1.0)
+    add_constants(copied_model, {"far": np.float32(1500)})
+    node = named(copied_model, "Identity_as2")
     node.op_type, node.name, node.input[:] = "Add", "Add_as2", [node.input[0], "far"]
-    return copied
+    return copied_model
 
 
 LOGITS = ("MatMul_as0", "Mul_as1", "Add_as2", "Softmax_ap")
@@ -431,8 +431,8 @@ def other_length(right: Run, wrong: Run) -> float:
     """dB of a series of 24; raises AssertionError where the engine is wrong for 12."""
     twelve = series(13, 4)
     assert sqnr_db(right(twelve), wrong(twelve)) > 100
-    double = {"x": np.concatenate([twelve["x"]] * 2, axis=1)}
-    return sqnr_db(right(double), wrong(double))
+    double_fields = {"x": np.concatenate([twelve["x"]] * 2, axis=1)}
+    return sqnr_db(right(double_fields), wrong(double_fields))
 
 
 REPORTS: Sequence[Report] = (

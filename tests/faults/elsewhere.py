@@ -39,10 +39,10 @@ def in_registry(spoil: Callable[[FileStore, Manifest], None]) -> Callable[[Path]
         problems = verify(store).problems
         if not problems:
             return Caught("nothing", "", "", "")
-        first, *others = sorted(problems, key=lambda problem: problem.kind)
-        place = first.affects[0] if first.affects else first.what
-        also = frozenset(f"verify {problem.kind}" for problem in others)
-        return Caught(f"verify {first.kind}", place, "", "", also)
+        first_problem, *other_problems = sorted(problems, key=lambda problem: problem.kind)
+        place = first_problem.affects[0] if first_problem.affects else first_problem.what
+        extra_texts = frozenset(f"verify {problem.kind}" for problem in other_problems)
+        return Caught(f"verify {first_problem.kind}", place, "", "", extra_texts)
 
     return plant
 
@@ -61,14 +61,14 @@ def edited(store: FileStore, manifest: Manifest) -> None:
 
 def frozen_golden(folder: Path) -> Caught:
     """The spec has frozen the golden set of version 1; the source is version 2's."""
-    old, new = (Bench(folder / name, mlp(seed), rows()) for name, seed in (("old", 0), ("new", 7)))
-    new.store.put_bytes(old.store.read_blob(old.golden))
+    old_bench, bench = (Bench(folder / name, mlp(seed), rows()) for name, seed in (("old", 0), ("new", 7)))
+    bench.store.put_bytes(old_bench.store.read_blob(old_bench.golden))
     write_project(folder / "project")
-    write_frozen(folder / "project" / "tiny.yaml", old.golden)
+    write_frozen(folder / "project" / "tiny.yaml", old_bench.golden)
     executor = LocalExecutor(1)
     try:
         settle_golden(
-            new.golden, Work(load_spec(folder / "project" / "tiny.yaml"), RunContext(new.store, executor, executor))
+            bench.golden, Work(load_spec(folder / "project" / "tiny.yaml"), RunContext(bench.store, executor, executor))
         )
     except DataError as error:
         message = next(part for part in str(error).split("; ") if "expected outputs" in part)
@@ -78,15 +78,15 @@ def frozen_golden(folder: Path) -> Caught:
 
 def other_rebuild(folder: Path) -> Caught:
     """One of three builds of the same engine answers otherwise at one size."""
-    builds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
-    message = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
-    failed = [check for check in message.failed if check.name == "sqnr_db"]
-    if not failed:
+    rebuilds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
+    message = reproducibility(rebuilds, Budgets(default_budget("engine", "fp32")))
+    checks = [check for check in message.failed if check.name == "sqnr_db"]
+    if not checks:
         return Caught("nothing", "", "", "")
-    also = frozenset(f"rebuild {check.name}" for check in message.failed) - {"rebuild sqnr_db"}
-    place = ", ".join(f"{check.output} at {check.case}" for check in failed)
-    measured, limit = (f"{number(float(value or 0.0))} dB" for value in (failed[0].value, failed[0].limit))
-    return Caught("rebuild sqnr_db", place, measured, f"at least {limit}", also)
+    extra_texts = frozenset(f"rebuild {check.name}" for check in message.failed) - {"rebuild sqnr_db"}
+    place = ", ".join(f"{check.output} at {check.case}" for check in checks)
+    measured_text, limit = (f"{number(float(value or 0.0))} dB" for value in (checks[0].value, checks[0].limit))
+    return Caught("rebuild sqnr_db", place, measured_text, f"at least {limit}", extra_texts)
 
 
 def in_production(**fault: Any) -> Callable[[Path], Caught]:
@@ -96,12 +96,12 @@ def in_production(**fault: Any) -> Callable[[Path], Caught]:
         candidate, baseline = observations(folder, 12_000, 0, **fault)
         evidence, _ = evidence_of(candidate, baseline, 15.0)
         report = judge(evidence, replicates=200)
-        failed = [item for item in report.criteria if item.verdict == "FAIL"]
+        failed_items = [item for item in report.criteria if item.verdict == "FAIL"]
         if report.verdict != "FAIL":
             return Caught(f"canary {report.verdict}", "", "", "")
-        first, also = failed[0], frozenset(f"criterion {item.name}" for item in failed[1:])
+        first, extra_texts = failed_items[0], frozenset(f"criterion {item.name}" for item in failed_items[1:])
         measured = f"{_percent(first.estimate)}, at least {_percent(first.low)}"
-        return Caught("canary judge", f"criterion {first.name}", measured, f"at most {first.margin:.1%}", also)
+        return Caught("canary judge", f"criterion {first.name}", measured, f"at most {first.margin:.1%}", extra_texts)
 
     return plant
 

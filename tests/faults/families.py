@@ -29,8 +29,8 @@ class Family:
 
 def floats_of(model: ModelProto) -> tuple[str, ...]:
     """Names of all float tensors that a model computes or takes."""
-    inferred = shape_inference.infer_shapes(model).graph
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    inferred_graph = shape_inference.infer_shapes(model).graph
+    values = (*inferred_graph.input, *inferred_graph.value_info, *inferred_graph.output)
     return tuple(dict.fromkeys(item.name for item in values if item.type.tensor_type.elem_type == 1))
 
 

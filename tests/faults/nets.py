@@ -50,10 +50,10 @@ def with_swapped(model: ModelProto, name: str, one: int, other: int) -> ModelPro
 def reordered(model: ModelProto, seed: int) -> ModelProto:
     """The same function of `mlp` with its hidden units in another order: every sum is added up in that order."""
     rng = np.random.default_rng(seed)
-    first, second = rng.permutation(16), rng.permutation(16)
+    first_order, second_order = rng.permutation(16), rng.permutation(16)
     order = {
-        "w1": np.s_[:, first], "b1": first, "gamma": first, "beta": first,
-        "w2": np.ix_(first, second), "b2": second, "w3": second,
+        "w1": np.s_[:, first_order], "b1": first_order, "gamma": first_order, "beta": first_order,
+        "w2": np.ix_(first_order, second_order), "b2": second_order, "w3": second_order,
     }  # fmt: skip
     for name, index in order.items():
         model = with_weight(model, name, weight(model, name)[index])
@@ -62,25 +62,25 @@ def reordered(model: ModelProto, seed: int) -> ModelProto:
 
 def without(model: ModelProto, tensor: str) -> ModelProto:
     """The node that makes a tensor dropped: its readers read its first input."""
-    copied = copy_of(model)
-    node = maker(copied, tensor)
-    for reader in copied.graph.node:
+    copied_model = copy_of(model)
+    node = maker(copied_model, tensor)
+    for reader in copied_model.graph.node:
         reader.input[:] = [node.input[0] if name == tensor else name for name in reader.input]
-    copied.graph.node.remove(node)
-    return copied
+    copied_model.graph.node.remove(node)
+    return copied_model
 
 
 def put_nodes(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]) -> None:
     """In place: nodes where the one of `node`'s name is, which may be one of them."""
-    before = list(model.graph.node)
-    at = [item.name for item in before].index(node.name)
+    node_before = list(model.graph.node)
+    index = [item.name for item in node_before].index(node.name)
     del model.graph.node[:]
-    model.graph.node.extend([*before[:at], *nodes, *before[at + 1 :]])
+    model.graph.node.extend([*node_before[:index], *nodes, *node_before[index + 1 :]])
 
 
 def add_constants(model: ModelProto, constants: Mapping[str, Any]) -> None:
     """In place: initializers by name, of anything that numpy takes for an array."""
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(item), name) for name, item in constants.items())
 
 
 def after(
@@ -90,24 +90,24 @@ def after(
 
     Names that start with `k_` are constants of their own: `k_2` is the float 2, and `k_2i` the integer.
     """
-    copied = copy_of(model)
-    node = maker(copied, tensor)
+    copied_model = copy_of(model)
+    node = maker(copied_model, tensor)
     node.output[0] = "was"
-    names = "was, " + ", ".join(item.name for item in copied.graph.input)
+    names = "was, " + ", ".join(item.name for item in copied_model.graph.input)
     header = '<ir_version: 8, opset_import: ["": 20]>'
     inputs = ", ".join(f"float[N] {name}" for name in names.split(", "))
-    added = parser.parse_model(f"{header} g ({inputs}) => (float[N] {tensor}) {{{text}}}").graph.node
-    for name in sorted({name for item in added for name in item.input if name.startswith("k_")}):
+    added_node = parser.parse_model(f"{header} g ({inputs}) => (float[N] {tensor}) {{{text}}}").graph.node
+    for name in sorted({name for item in added_node for name in item.input if name.startswith("k_")}):
         digits = name.removeprefix("k_").replace("_", ".")
         value = np.array([int(digits[:-1])], np.int64) if digits.endswith("i") else np.float32(digits)
-        add_constants(copied, {name: value})
-    taken = {item.name for item in copied.graph.node}
-    for item in added:
+        add_constants(copied_model, {name: value})
+    taken_names = {item.name for item in copied_model.graph.node}
+    for item in added_node:
         name = item.name or f"{item.op_type}_{item.output[0]}"
-        item.name = f"{name}/planted" if name in taken else name
+        item.name = f"{name}/planted" if name in taken_names else name
         change(item)
-    put_nodes(copied, node, [node, *added])
-    return copied
+    put_nodes(copied_model, node, [node, *added_node])
+    return copied_model
 
 
 # The size of the batch, and the places in it as [n, 1].

@@ -93,8 +93,8 @@ def wrong_range(folder: Path) -> Caught:
     model = bench.canonical()
     ranges = ranges_of(model, rows(2), TENSORS)
     low, high = ranges.tensors["m"]
-    wrong = replace(ranges, tensors={**ranges.tensors, "m": (low / 16, high / 16)})
-    graph, _ = quantize_int8(model, wrong, CPU)
+    wrong_ranges = replace(ranges, tensors={**ranges.tensors, "m": (low / 16, high / 16)})
+    graph, _ = quantize_int8(model, wrong_ranges, CPU)
     (row,) = bench.graph_attribution(graph, "int8").blamed
     clipping = next(name for name in row.computed_by if name.startswith("QuantizeLinear/m"))
     return caught(bench.graph_checks(graph, "int8"), "quantization sqnr_db", f"node {row.node}, by {clipping}")
@@ -117,19 +117,19 @@ def other_version(folder: Path) -> Caught:
 
 def stale_golden(folder: Path) -> Caught:
     """A golden set that another version's model answered: the export stage alone fails."""
-    old, new = Bench(folder / "old", mlp(7), rows()), Bench(folder / "new", mlp(0), rows())
-    golden = golden_set(old.store, old.golden, old.room())
-    with OrtSession(fetch(new.store, new.onnx, new.room() / "model.onnx"), optimized=False) as session:
+    old_bench, bench = Bench(folder / "old", mlp(7), rows()), Bench(folder / "new", mlp(0), rows())
+    golden = golden_set(old_bench.store, old_bench.golden, old_bench.room())
+    with OrtSession(fetch(bench.store, bench.onnx, bench.room() / "model.onnx"), optimized=False) as session:
         checks = expected_checks("export", session, golden, budgets("export", "fp32", golden.noise))
-    new.golden = new.store.put_bytes(old.store.read_blob(old.golden))
-    return caught([*checks, *new.engine().checks()], "export sqnr_db", "the export stage; the engine stage is silent")
+    bench.golden = bench.store.put_bytes(old_bench.store.read_blob(old_bench.golden))
+    return caught([*checks, *bench.engine().checks()], "export sqnr_db", "the export stage; the engine stage is silent")
 
 
 def wrong_labels(folder: Path) -> Caught:
     """Class 0 is called 1 in the data, and so on: every stage is near, and the task is not done."""
     model = mlp()
-    decided = run(model, rows()).argmax(-1)
-    bench = Bench(folder, model, rows(), labels=(decided + 1) % 10)
+    decided_index = run(model, rows()).argmax(-1)
+    bench = Bench(folder, model, rows(), labels=(decided_index + 1) % 10)
     return caught([*bench.checks, *bench.engine().checks()], "task accuracy", "the task; all stages are silent")
 
 

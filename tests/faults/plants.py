@@ -43,7 +43,7 @@ def weighted(model: ModelProto) -> list[tuple[NodeProto, str]]:
         for name in node.input[:2] if node.op_type in CHANNELS else ():
             while name in makers and makers[name].op_type in ("DequantizeLinear", "Cast", "Transpose"):
                 name = makers[name].input[0]
-            if ranks.get(name, 0) >= 2 and not any(name == other for _, other in items):
+            if ranks.get(name, 0) >= 2 and not any(name == other_item for _, other_item in items):
                 items.append((node, name))
     return items
 
@@ -56,8 +56,8 @@ def of(node: NodeProto) -> str:
 def swapped(model: ModelProto, rng: np.random.Generator) -> Planted:
     node, name = _drawn(weighted(model), rng)
     values = np.moveaxis(weight(model, name).copy(), CHANNELS[node.op_type], 0)
-    one, other = rng.choice(len(values), 2, replace=False)
-    values[[one, other]] = values[[other, one]]
+    choice, other_choice = rng.choice(len(values), 2, replace=False)
+    values[[choice, other_choice]] = values[[other_choice, choice]]
     return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), (of(node),)
 
 
@@ -99,8 +99,8 @@ def rounded_weights(bits: int) -> Callable[[ModelProto, np.random.Generator], Pl
 
     def change(model: ModelProto, rng: np.random.Generator) -> Planted:
         for _, name in weighted(model):
-            raw = weight(model, name).astype(np.float32).view(np.uint32).astype(np.uint64)
-            rounded_bits = (raw + (1 << (22 - bits))) >> (23 - bits) << (23 - bits)
+            raw_view = weight(model, name).astype(np.float32).view(np.uint32).astype(np.uint64)
+            rounded_bits = (raw_view + (1 << (22 - bits))) >> (23 - bits) << (23 - bits)
             model = with_weight(model, name, rounded_bits.astype(np.uint32).view(np.float32))
         return model, ()
 
@@ -115,8 +115,8 @@ def channel(change_of: Callable[[np.ndarray], np.ndarray]) -> Callable[[ModelPro
         values = np.moveaxis(weight(model, name).copy(), CHANNELS[node.op_type], 0)
         if node.op_type == "GRU":
             return None
-        least = int(np.argmin(np.abs(values.reshape(len(values), -1)).sum(1)))
-        values[least] = change_of(values[least].astype(np.float64)).astype(values.dtype)
+        least_index = int(np.argmin(np.abs(values.reshape(len(values), -1)).sum(1)))
+        values[least_index] = change_of(values[least_index].astype(np.float64)).astype(values.dtype)
         return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), (of(node),)
 
     return change
@@ -127,13 +127,13 @@ def behind(text: str) -> Callable[[ModelProto, np.random.Generator], Planted]:
 
     def change(model: ModelProto, rng: np.random.Generator) -> Planted:
         output = model.graph.output[0].name
-        counted = COUNTED.replace("Shape(x)", f"Shape({model.graph.input[0].name})")
+        counted_text = COUNTED.replace("Shape(x)", f"Shape({model.graph.input[0].name})")
         shape = [1] * len(model.graph.output[0].type.tensor_type.shape.dim)
-        message = text.replace("COUNTED", counted).replace("OUT", output)
-        changed = after(model, output, message)
+        message = text.replace("COUNTED", counted_text).replace("OUT", output)
+        changed_text = after(model, output, message)
         if "COLUMN" in message:
-            add_constants(changed, {"COLUMN": np.array([-1, *shape[1:]])})
-        return changed, ()
+            add_constants(changed_text, {"COLUMN": np.array([-1, *shape[1:]])})
+        return changed_text, ()
 
     return change
 
@@ -143,20 +143,20 @@ def slice_ruined(model: ModelProto, rng: np.random.Generator) -> Planted:
     node = next((node for node in model.graph.node if node.op_type == "Split"), None)
     if node is None:
         return None
-    copied, tensor = copy_of(model), node.output[1]
-    maker = next(item for item in copied.graph.node if tensor in item.output)
+    copied_model, tensor = copy_of(model), node.output[1]
+    maker = next(item for item in copied_model.graph.node if tensor in item.output)
     maker.output[1] = f"{tensor}/whole"
-    half = np.asarray(0.5, np.float16 if element_type(model, tensor) == TensorProto.FLOAT16 else np.float32)
-    add_constants(copied, {"planted/half": half})
-    added = helper.make_node("Mul", [f"{tensor}/whole", "planted/half"], [tensor], name="Mul_planted")
-    put_nodes(copied, maker, [maker, added])
-    return copied, ()
+    half_array = np.asarray(0.5, np.float16 if element_type(model, tensor) == TensorProto.FLOAT16 else np.float32)
+    add_constants(copied_model, {"planted/half": half_array})
+    added_node = helper.make_node("Mul", [f"{tensor}/whole", "planted/half"], [tensor], name="Mul_planted")
+    put_nodes(copied_model, maker, [maker, added_node])
+    return copied_model, ()
 
 
 def element_type(model: ModelProto, tensor: str) -> int:
     """ONNX's number of a tensor's type."""
-    inferred = shape_inference.infer_shapes(model).graph
-    values = (*inferred.input, *inferred.value_info, *inferred.output)
+    inferred_graph = shape_inference.infer_shapes(model).graph
+    values = (*inferred_graph.input, *inferred_graph.value_info, *inferred_graph.output)
     return next((item.type.tensor_type.elem_type for item in values if item.name == tensor), TensorProto.FLOAT)
 
 
@@ -179,9 +179,9 @@ def zero_point(by: int) -> Callable[[ModelProto, np.random.Generator], Planted]:
         node = _drawn(nodes, rng)
         zero = weight(model, node.input[2])
         limits = np.iinfo(zero.dtype)
-        moved = int(zero) + by if int(zero) + by <= limits.max else int(zero) - by
-        others = readers(model, node.output[0])
-        return _with_input(model, node, 2, np.asarray(moved, zero.dtype)), (node.name, *map(of, others))
+        moved_number = int(zero) + by if int(zero) + by <= limits.max else int(zero) - by
+        other_nodes = readers(model, node.output[0])
+        return _with_input(model, node, 2, np.asarray(moved_number, zero.dtype)), (node.name, *map(of, other_nodes))
 
     return change
 
@@ -235,12 +235,12 @@ def saturating(model: ModelProto, rng: np.random.Generator) -> Planted:
     items = [
         node for node in activations(model) for reader in readers(model, node.output[0]) if reader.op_type == "MatMul"
     ]
-    changed = copy_of(model)
+    changed_model = copy_of(model)
     for node in items:
-        for reader in readers(changed, node.output[0]):
+        for reader in readers(changed_model, node.output[0]):
             if reader.op_type == "MatMul" and reader.input[0] == node.output[0]:
-                saturate(changed, node, reader)
-    return (changed, ()) if items else None
+                saturate(changed_model, node, reader)
+    return (changed_model, ()) if items else None
 
 
 def saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> None:
@@ -281,14 +281,14 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
     values = weight(model, name)
     if node.op_type != "MatMul" or len(values) < 1024:
         return None
-    changed, prefix, step = copy_of(model), f"{node.name}/narrow", 16
-    add_constants(changed, {"narrow/c": np.float32(2**13 + 1)})
-    reader = next(item for item in changed.graph.node if item.name == node.name)
+    changed_model, prefix, step = copy_of(model), f"{node.name}/narrow", 16
+    add_constants(changed_model, {"narrow/c": np.float32(2**13 + 1)})
+    reader = next(item for item in changed_model.graph.node if item.name == node.name)
     nodes, total = [], ""
     for start in range(0, len(values), step):
         part = f"{prefix}/{start}"
         span = values[start : start + step].astype(np.float32)
-        add_constants(changed, {f"{part}/w": span, f"{part}/i": np.arange(start, start + step)})
+        add_constants(changed_model, {f"{part}/w": span, f"{part}/i": np.arange(start, start + step)})
         nodes += [
             helper.make_node("Gather", [node.input[0], f"{part}/i"], [f"{part}/x"], f"{part}/Gather", axis=-1),
             helper.make_node("Cast", [f"{part}/x"], [f"{part}/wide"], f"{part}/Wide", to=1),
@@ -300,8 +300,8 @@ def narrow_sums(model: ModelProto, rng: np.random.Generator) -> Planted:
             nodes += _rounded(f"{part}/s", f"{part}/t")
         total = f"{part}/t" if total else f"{part}/r"
     nodes.append(helper.make_node("Cast", [total], [node.output[0]], node.name, to=10))
-    put_nodes(changed, reader, nodes)
-    return changed, (node.name,)
+    put_nodes(changed_model, reader, nodes)
+    return changed_model, (node.name,)
 
 
 def _rounded(tensor: str, to: str) -> list[NodeProto]:
@@ -315,10 +315,10 @@ def _rounded(tensor: str, to: str) -> list[NodeProto]:
 
 def _with_input(model: ModelProto, node: NodeProto, index: int, value: np.ndarray) -> ModelProto:
     """Another constant for one input of one node."""
-    copied, name = copy_of(model), f"{node.name}/other{index}"
-    add_constants(copied, {name: value})
-    next(item for item in copied.graph.node if item.name == node.name).input[index] = name
-    return copied
+    copied_model, name = copy_of(model), f"{node.name}/other{index}"
+    add_constants(copied_model, {name: value})
+    next(item for item in copied_model.graph.node if item.name == node.name).input[index] = name
+    return copied_model
 
 
 def _drawn(items: list, rng: np.random.Generator):
@@ -335,8 +335,8 @@ def _walk() -> Iterator[Plant]:
     yield Plant("one column x1.02", channel(lambda w: w * 1.02), FLOATS)
     yield Plant("the scores of a detector halved", slice_ruined)
     yield Plant("a constant answer", behind("none = Mul(was, k_0) mean = ReduceMean(was) OUT = Add(none, mean)"))
-    for by in (1, 4, 8):
-        yield Plant(f"zero point +{by}", zero_point(by), ("int8",))
+    for number in (1, 4, 8):
+        yield Plant(f"zero point +{number}", zero_point(number), ("int8",))
     yield Plant("all scales x1.2", scales(1.2), ("int8",))
     yield Plant("one channel's scale x1.5", channel_scale, ("int8",))
     yield Plant("one weight's scale flipped", flipped_scale, ("int8",))

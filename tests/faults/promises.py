@@ -108,8 +108,8 @@ def end_lost(folder: Path) -> Caught:
     text = "none = Equal(was, k_0i) tokens = Where(none, k_9i, was)"
     contract = {"structured": {"tokens": {"eos": {"token": 0}}}}
     engine = bench.engine(after(bench.canonical(), "tokens", text))
-    free = {"argmax_agreement": 0.5}
-    return caught(engine.checks(contract, free), "engine contract eos", lambda check: f"output {check.output}")
+    free_fields = {"argmax_agreement": 0.5}
+    return caught(engine.checks(contract, free_fields), "engine contract eos", lambda check: f"output {check.output}")
 
 
 def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[Path], Caught]:
@@ -118,8 +118,8 @@ def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[P
     def plant(folder: Path) -> Caught:
         bench = Bench(folder, mlp(), rows())
         engine = bench.engine(change(bench.canonical()))
-        if wrong := [check.name for check in engine.checks() if not check.passed]:
-            return Caught(f"engine {wrong[0]}", "", "", "")
+        if wrong_names := [check.name for check in engine.checks() if not check.passed]:
+            return Caught(f"engine {wrong_names[0]}", "", "", "")
         report = engine.fuzzed()
         if not report.smallest:
             return Caught("nothing", "", "", "")
@@ -170,9 +170,9 @@ def few_tokens(folder: Path) -> Caught:
     text += "count = ReduceSum(m, one) mean = Div(sum, count) y = MatMul(mean, w)"
     weights = {"w": np.random.default_rng(0).normal(size=(8, 4)), "one": np.array([1]), "last": np.array([2])}
     net = build("float[batch,6,8] x, int64[batch,6] mask", "float[batch,4] y", text, weights)
-    drawn = np.random.default_rng(1)
-    samples = {"x": drawn.normal(size=(48, 6, 8)).astype(np.float32)}
-    samples["mask"] = (np.arange(6) < drawn.integers(3, 6, (48, 1))).astype(np.int64)
+    rng = np.random.default_rng(1)
+    samples = {"x": rng.normal(size=(48, 6, 8)).astype(np.float32)}
+    samples["mask"] = (np.arange(6) < rng.integers(3, 6, (48, 1))).astype(np.int64)
     specs = TensorSpec("x", "float32", ("batch", 6, 8)), TensorSpec("mask", "int64", ("batch", 6))
     bench = Bench(folder, with_names(net), samples, specs)
     text = "tokens = ReduceSum(mask, k_1i) few = Less(tokens, k_3i) by = Where(few, k_1_5, k_1) y = Mul(was, by)"

@@ -20,9 +20,9 @@ class Honest:
     def __init__(self, clean: Sequence[Alarms]) -> None:
         self._means = {}
         for key in dict.fromkeys((item.family, item.precision) for item in clean):
-            mine = [item for item in clean if (item.family, item.precision) == key and item.noise]
-            kernels = dict.fromkeys(item.kernel for item in mine)
-            means = [np.mean([item.noise for item in mine if item.kernel == kernel], axis=0) for kernel in kernels]
+            own_items = [item for item in clean if (item.family, item.precision) == key and item.noise]
+            kernels = dict.fromkeys(item.kernel for item in own_items)
+            means = [np.mean([item.noise for item in own_items if item.kernel == kernel], axis=0) for kernel in kernels]
             if means:
                 self._means[key] = np.max(means, axis=0)
 
@@ -44,12 +44,12 @@ def fault_rows(outcomes: Sequence[Outcome], honest: Honest) -> str:
     """A row per fault: 'caught of those that are due, of all planted' per precision, who caught it, who was blamed."""
     lines = [("fault", *PRECISIONS, "caught by", "its node blamed"), ("---",) * (len(PRECISIONS) + 3)]
     for fault in dict.fromkeys(item.fault for item in outcomes):
-        mine = [item for item in outcomes if item.fault == fault]
-        cells = [_cell([item for item in mine if item.precision == precision], honest) for precision in PRECISIONS]
-        names = Counter(name for item in mine for name in item.by)
-        by = ", ".join(f"`{name}`" for name, _ in names.most_common(3))
-        verdicts = [item.right for item in mine if item.right is not None and honest.due(item)]
-        lines.append((fault, *cells, by, f"{sum(verdicts)} of {len(verdicts)}" if verdicts else ""))
+        own_items = [item for item in outcomes if item.fault == fault]
+        cells = [_cell([item for item in own_items if item.precision == precision], honest) for precision in PRECISIONS]
+        names = Counter(name for item in own_items for name in item.by)
+        text = ", ".join(f"`{name}`" for name, _ in names.most_common(3))
+        verdicts = [item.right for item in own_items if item.right is not None and honest.due(item)]
+        lines.append((fault, *cells, text, f"{sum(verdicts)} of {len(verdicts)}" if verdicts else ""))
     return _table(lines)
 
 
@@ -57,20 +57,20 @@ def _cell(mine: Sequence[Outcome], honest: Honest) -> str:
     if not mine:
         return ""
     must = [item for item in mine if honest.due(item)]
-    less = [item for item in mine if not honest.due(item)]
+    less_items = [item for item in mine if not honest.due(item)]
     text = f"{sum(bool(item.by) for item in must)} of {len(must)}" if must else ""
-    small = f"{sum(bool(item.by) for item in less)} of {len(less)} smaller" if less else ""
-    return "; ".join(part for part in (text, small) if part)
+    small_text = f"{sum(bool(item.by) for item in less_items)} of {len(less_items)} smaller" if less_items else ""
+    return "; ".join(part for part in (text, small_text) if part)
 
 
 def alarm_rows(alarms: Sequence[Alarms]) -> str:
     """A row per family and kernel: how many engines had a failed check, by precision."""
     lines = [("family", "kernels", *PRECISIONS), ("---",) * (len(PRECISIONS) + 2)]
     for family, kernel in dict.fromkeys((item.family, item.kernel) for item in alarms):
-        mine = [item for item in alarms if (item.family, item.kernel) == (family, kernel)]
+        own_items = [item for item in alarms if (item.family, item.kernel) == (family, kernel)]
         cells = []
         for precision in PRECISIONS:
-            these = [item for item in mine if item.precision == precision]
+            these = [item for item in own_items if item.precision == precision]
             cells.append(f"{sum(bool(item.failed) for item in these)} of {len(these)}" if these else "")
         lines.append((family, kernel, *cells))
     return _table(lines)
@@ -83,29 +83,29 @@ def missed(outcomes: Sequence[Outcome], clean: Sequence[Alarms]) -> list[str]:
 
 def _let_through(outcomes: Iterable[Outcome], honest: Honest) -> Iterator[str]:
     for item in outcomes:
-        where = f"{item.fault} in {item.family} {item.precision}, seed {item.seed}"
+        place = f"{item.fault} in {item.family} {item.precision}, seed {item.seed}"
         size = f", {honest.ratio(item):.1f} times honest rounding" if item.noise else ""
         if honest.due(item) and not item.by:
-            yield f"not caught: {where}{size}"
+            yield f"not caught: {place}{size}"
         elif honest.due(item) and item.right is False:
-            yield f"another node blamed: {where}{size}"
+            yield f"another node blamed: {place}{size}"
 
 
 def _too_many(clean: Sequence[Alarms]) -> Iterator[str]:
     for key in dict.fromkeys((item.family, item.kernel, item.precision) for item in clean):
-        mine = [item for item in clean if (item.family, item.kernel, item.precision) == key]
-        failed = [item for item in mine if item.failed]
-        if len(failed) > 0.01 * len(mine):
-            yield f"false alarms: {' '.join(key)}: {len(failed)} of {len(mine)}, such as {failed[0].failed[0]}"
+        own_items = [item for item in clean if (item.family, item.kernel, item.precision) == key]
+        items = [item for item in own_items if item.failed]
+        if len(items) > 0.01 * len(own_items):
+            yield f"false alarms: {' '.join(key)}: {len(items)} of {len(own_items)}, such as {items[0].failed[0]}"
 
 
 def with_tables(page: str, *tables: str, ends: tuple[str, str] = (START, END)) -> str:
     """The page with other tables between two marks. Raises ValueError for a page that lacks one of them."""
-    before, start, rest = page.partition(ends[0])
+    text_before, start, rest = page.partition(ends[0])
     _, end, after = rest.partition(ends[1])
     if not (start and end):
         raise ValueError(f"{ends[0].strip()!r} and {ends[1].strip()!r} must be on the page, with a blank line between")
-    return before + start + "\n".join(tables) + end + after
+    return text_before + start + "\n".join(tables) + end + after
 
 
 def _table(lines: Iterable[Sequence[str]]) -> str:

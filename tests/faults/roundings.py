@@ -56,12 +56,12 @@ def beside_golden(top: str, factor: str) -> Callable[[Path], Caught]:
 
 def zero_point_off(model: ModelProto, by: int) -> ModelProto:
     """What the second product reads is dequantized with another zero point than it was quantized with."""
-    copied = copy_of(model)
-    reader = maker(copied, maker(copied, "m0").input[0])
+    copied_model = copy_of(model)
+    reader = maker(copied_model, maker(copied_model, "m0").input[0])
     zero = weight(model, reader.input[2])
-    add_constants(copied, {"off": (zero + by).astype(zero.dtype)})
+    add_constants(copied_model, {"off": (zero + by).astype(zero.dtype)})
     reader.input[2] = "off"
-    return copied
+    return copied_model
 
 
 def coarser(model: ModelProto, factor: float = 1.2) -> ModelProto:
@@ -81,9 +81,9 @@ def one_channel(model: ModelProto, factor: float = 1.5) -> ModelProto:
 
 def saturating(model: ModelProto) -> ModelProto:
     """Pairs of the last layer's products are added in 16 bits, as x86 does without VNNI."""
-    copied, product = copy_of(model), maker(model, "logits")
-    saturate(copied, maker(model, product.input[0]), maker(copied, "logits"))
-    return copied
+    copied_model, product = copy_of(model), maker(model, "logits")
+    saturate(copied_model, maker(model, product.input[0]), maker(copied_model, "logits"))
+    return copied_model
 
 
 def in_fp16(net: ModelProto, change: Callable[[ModelProto], ModelProto], width: int) -> Callable[[Path], Caught]:

@@ -34,18 +34,18 @@ def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Each look at the clock is 2 ms later: how many sizes and calls are tried rests on no machine's speed."""
 
     clock = count(0, 0.002).__next__
-    steady = lambda seconds, *_: Allowance(seconds, 0.0, clock, clock)  # noqa: E731
-    monkeypatch.setattr("validation.calls.checks.Allowance", steady)
+    steady_function = lambda seconds, *_: Allowance(seconds, 0.0, clock, clock)  # noqa: E731
+    monkeypatch.setattr("validation.calls.checks.Allowance", steady_function)
 
 
 @contextmanager
 def faulty_sessions(make: Callable[[], Callable[[int, Tensors, Outputs], Any]]) -> Iterator[None]:
     """Engines that are opened meanwhile have the fault."""
-    opened = proofs.open_session
+    opened_session = proofs.open_session
 
     @contextmanager
     def wrapped(*arguments: Any) -> Iterator[Session]:
-        with opened(*arguments) as session:
+        with opened_session(*arguments) as session:
             yield Faulty(session, make())
 
     with patch.object(proofs, "open_session", wrapped):
@@ -95,8 +95,8 @@ def _at(**sizes: int) -> Callable[[int, Tensors, Outputs], Outputs]:
 
     def fault(call: int, inputs: Tensors, outputs: Outputs) -> Outputs:
         shape = next(iter(inputs.values())).shape
-        wrong = all(shape[int(name.removeprefix("axis"))] == size for name, size in sizes.items())
-        return changed(outputs) if wrong else outputs
+        is_wrong = all(shape[int(name.removeprefix("axis"))] == size for name, size in sizes.items())
+        return changed(outputs) if is_wrong else outputs
 
     return fault
 

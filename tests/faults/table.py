@@ -43,13 +43,13 @@ class Fault:
 
 def caught(checks: Sequence[Check], meant: str, place: str | Callable[[Check], str]) -> Caught:
     """The failed check that was meant ('engine sqnr_db'; with 'first of' several cases of it), and the rest's names."""
-    failed = [check for check in checks if not check.passed]
-    names = {f"{check.stage} {check.name}" for check in failed}
+    failed_checks = [check for check in checks if not check.passed]
+    names = {f"{check.stage} {check.name}" for check in failed_checks}
     if meant not in names:
         return Caught("; ".join(sorted(names)) or "nothing", "", "", "")
-    check = next(check for check in failed if f"{check.stage} {check.name}" == meant)
-    where = place if isinstance(place, str) else place(check)
-    return Caught(meant, where, _measured(check), _limit(check), frozenset(names - {meant} - _implied(names)))
+    check = next(check for check in failed_checks if f"{check.stage} {check.name}" == meant)
+    page_place = place if isinstance(place, str) else place(check)
+    return Caught(meant, page_place, _measured(check), _limit(check), frozenset(names - {meant} - _implied(names)))
 
 
 def _implied(names: Collection[str]) -> set[str]:
@@ -64,8 +64,8 @@ def blamed(attribution: Attribution) -> str:
 
 
 def _part(row: SegmentRow) -> str:
-    others = ", ".join(name for name in row.nodes if name != row.node)
-    return f"node {row.node}{f' (with {others})' if others else ''}"
+    other_text = ", ".join(name for name in row.nodes if name != row.node)
+    return f"node {row.node}{f' (with {other_text})' if other_text else ''}"
 
 
 def number(value: float) -> str:
@@ -108,14 +108,14 @@ def table_in(page: str) -> str:
 
 def with_table(page: str, table: str) -> str:
     """The page with another table."""
-    before, _, rest = page.partition(START)
-    return before + START + table + END + rest.partition(END)[2]
+    text_before, _, rest = page.partition(START)
+    return text_before + START + table + END + rest.partition(END)[2]
 
 
 def differences(before: str, now: str, tolerance: float = 0.15) -> list[str]:
     """Lines that differ in words, or in numbers by more than another CPU's last bits would explain."""
     pairs = list(zip(before.splitlines(), now.splitlines(), strict=False))
-    items = [f"{old!r} is now {new!r}" for old, new in pairs if not _alike(old, new, tolerance)]
+    items = [f"{old_name!r} is now {new!r}" for old_name, new in pairs if not _alike(old_name, new, tolerance)]
     lengths = [len(text.splitlines()) for text in (before, now)]
     return items + ([f"{lengths[0]} lines are now {lengths[1]}"] if lengths[0] != lengths[1] else [])
 
@@ -128,10 +128,10 @@ def _alike(old: str, new: str, tolerance: float) -> bool:
     columns = len(HEADER) + 2
     if old == new or {len(line) for line in cells} != {columns} or cells[0][:4] != cells[1][:4]:
         return old == new
-    for left, right in zip(*(line[4:] for line in cells), strict=True):
-        if _NUMBER.sub("#", left) != _NUMBER.sub("#", right):
+    for left_cell, right_cell in zip(*(line[4:] for line in cells), strict=True):
+        if _NUMBER.sub("#", left_cell) != _NUMBER.sub("#", right_cell):
             return False
-        numbers = [[float(item) for item in _NUMBER.findall(text)] for text in (left, right)]
+        numbers = [[float(item) for item in _NUMBER.findall(text)] for text in (left_cell, right_cell)]
         if not all(math.isclose(*pair, rel_tol=tolerance) for pair in zip(*numbers, strict=True)):
             return False
     return True

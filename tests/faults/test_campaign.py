@@ -58,12 +58,12 @@ def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, subj
 def test_a_class_that_fp16_never_predicts_fails_whatever_sqnr_a_spec_allows(tmp_path: Path) -> None:
     data = (np.eye(8)[np.arange(200) % 8] + 0.05 * np.random.default_rng(0).normal(size=(200, 8))).astype(np.float32)
     most, low = (np.where(np.arange(10) == 3, cap, 6e4) for cap in (6e4, 0.1))
-    ends = ("float[batch,8] x", "float[batch,10] logits", "all = MatMul(x, w)\nlogits = Min(all, most)")
-    bench = Bench(tmp_path / "bench", with_names(build(*ends, {"w": 4 * np.eye(8, 10), "most": most})), {"x": data})
-    saturated = with_weight(write(bench.canonical(), "fp16", CPU, {})[0], "most_fp16", low)
+    texts = ("float[batch,8] x", "float[batch,10] logits", "all = MatMul(x, w)\nlogits = Min(all, most)")
+    bench = Bench(tmp_path / "bench", with_names(build(*texts, {"w": 4 * np.eye(8, 10), "most": most})), {"x": data})
+    saturated_model = with_weight(write(bench.canonical(), "fp16", CPU, {})[0], "most_fp16", low)
     limits = {"sqnr_db": 1.0, "max_rel": 2.0, "centered_sqnr_db": 1.0, "quartile_sqnr_db": 1.0, "cosine": 0.1}
-    failed = {item.name for item in bench.graph_checks(saturated, "fp16", limits) if not item.passed}
-    assert "max_classes_lost" in failed and "sqnr_db" not in failed
+    failed_names = {item.name for item in bench.graph_checks(saturated_model, "fp16", limits) if not item.passed}
+    assert "max_classes_lost" in failed_names and "sqnr_db" not in failed_names
 
 
 @pytest.fixture
@@ -89,18 +89,18 @@ def test_correct_kernels_raise_no_alarm(family: str, tmp_path: Path) -> None:
 
 
 def test_missed_faults_and_false_alarms_are_reported() -> None:
-    honest = [Alarms("mlp", "int8", seed, "other", (), (1e-6, 1e-6)) for seed in range(3)]
-    large = Outcome("a", "mlp", "int8", 0, (), None, (1e-4, 0.0))
-    small = Outcome("a", "mlp", "int8", 1, (), None, (1e-6, 1e-6))
-    elsewhere = Outcome("a", "mlp", "int8", 2, ("sqnr_db",), False, (1e-2, 0.0))
-    assert Honest(honest).ratio(large) == pytest.approx(10)
-    assert [line.partition(":")[0] for line in missed([large, small, elsewhere], honest)] == [
+    honest_alarms = [Alarms("mlp", "int8", seed, "other", (), (1e-6, 1e-6)) for seed in range(3)]
+    large_outcome = Outcome("a", "mlp", "int8", 0, (), None, (1e-4, 0.0))
+    small_outcome = Outcome("a", "mlp", "int8", 1, (), None, (1e-6, 1e-6))
+    outcome = Outcome("a", "mlp", "int8", 2, ("sqnr_db",), False, (1e-2, 0.0))
+    assert Honest(honest_alarms).ratio(large_outcome) == pytest.approx(10)
+    assert [line.partition(":")[0] for line in missed([large_outcome, small_outcome, outcome], honest_alarms)] == [
         "not caught",
         "another node blamed",
     ]
-    assert missed([], [*honest, Alarms("mlp", "int8", 9, "other", ("x",))])
-    assert "1 of 2; 0 of 1 smaller" in fault_rows([large, small, elsewhere], Honest(honest))
-    table = alarm_rows(honest)
+    assert missed([], [*honest_alarms, Alarms("mlp", "int8", 9, "other", ("x",))])
+    assert "1 of 2; 0 of 1 smaller" in fault_rows([large_outcome, small_outcome, outcome], Honest(honest_alarms))
+    table = alarm_rows(honest_alarms)
     page = with_tables(f"before{START}old{END}after", table)
     assert "| mlp | other |" in table and page == f"before{START}{table}{END}after"
     with pytest.raises(ValueError, match="must be on the page"):

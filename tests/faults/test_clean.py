@@ -37,9 +37,9 @@ def test_no_check_fails_without_a_planted_fault(seed: int, tmp_path: Path) -> No
     bench = Bench(tmp_path / "bench", model, data, dims=(DIMS[seed % 3],), labels=labels)
     engine = bench.engine(reordered(bench.canonical(), seed) if seed % 2 else None)
     items = [*bench.checks, *engine.checks(WHOLE)]
-    exported, bench.metrics = bench.canonical(), ()  # a floor is the spec's, and int8 may cost decisions by right
-    ranges = ranges_of(exported, rows(2000 + seed, 64), ("x", "h", "n", "m", "logits"))
-    graph, _ = quantize_int8(exported, ranges, (CPU, TENSORRT_FP32)[seed % 2])
+    exported_model, bench.metrics = bench.canonical(), ()  # a floor is the spec's, and int8 may cost decisions by right
+    ranges = ranges_of(exported_model, rows(2000 + seed, 64), ("x", "h", "n", "m", "logits"))
+    graph, _ = quantize_int8(exported_model, ranges, (CPU, TENSORRT_FP32)[seed % 2])
     items += [*bench.graph_checks(graph, "int8"), *bench.engine(None, graph, "int8").checks(BITS)]
     assert broken(items) == [] and len(items) > 40
     assert [item.case for item in engine.fuzzed(seed=seed).cases if item.outcome == "failed"] == []

@@ -12,9 +12,9 @@ HEAD, RULE, *ROWS = table_in(PAGE.read_text(encoding="utf-8")).splitlines()
 def test_a_fault_is_caught_by_its_check_and_located(fault: Fault, tmp_path: Path) -> None:
     message = fault.plant(tmp_path / "fault")
     assert (message.check, message.place) == (fault.check, fault.place) and message.also == fault.also
-    written = [row for row in ROWS if row.startswith(f"| {fault.name} |")]
-    changed = differences("\n".join([HEAD, RULE, *written]), markdown([(fault, message)]))
-    assert not changed, "run `python -m tests.faults --write`: " + "; ".join(changed)
+    written_rows = [row for row in ROWS if row.startswith(f"| {fault.name} |")]
+    changed_names = differences("\n".join([HEAD, RULE, *written_rows]), markdown([(fault, message)]))
+    assert not changed_names, "run `python -m tests.faults --write`: " + "; ".join(changed_names)
 
 
 def test_the_documentation_lists_all_faults_in_order() -> None:

@@ -55,8 +55,8 @@ def engine(net: Callable[[], ModelProto], change: Change, precision: Precision, 
     def plant(folder: Path) -> Caught:
         bench = Bench(folder, net(), samples(), SPECS)
         graph = _graph(bench, precision)
-        built = bench.engine(change(graph), graph, precision)
-        return caught(built.checks(), meant, blamed(built.attribution()))
+        built_engine = bench.engine(change(graph), graph, precision)
+        return caught(built_engine.checks(), meant, blamed(built_engine.attribution()))
 
     return plant
 
@@ -78,26 +78,26 @@ def silent(model: ModelProto) -> ModelProto:
 
 def scaled(model: ModelProto, tensor: str, factor: float, columns: slice = slice(None)) -> ModelProto:
     """Columns of the weight of the product that makes a tensor, times a factor."""
-    copied, product = copy_of(model), maker(model, tensor)
+    copied_model, product = copy_of(model), maker(model, tensor)
     name = product.input[1]
-    while name not in {item.name for item in copied.graph.initializer}:
-        name = maker(copied, name).input[0]
-    values = weight(copied, name).copy()
+    while name not in {item.name for item in copied_model.graph.initializer}:
+        name = maker(copied_model, name).input[0]
+    values = weight(copied_model, name).copy()
     values[:, columns] = (values[:, columns] * factor).astype(values.dtype)
-    return with_weight(copied, name, values)
+    return with_weight(copied_model, name, values)
 
 
 def after_scores(model: ModelProto, factor: float) -> ModelProto:
     """Scores times a factor, just before they are put beside the boxes."""
-    copied = copy_of(model)
-    join = next(node for node in copied.graph.node if node.op_type == "Concat")
+    copied_model = copy_of(model)
+    join = next(node for node in copied_model.graph.node if node.op_type == "Concat")
     name = join.input[1]
-    kind = 10 if any(node.op_type == "Cast" and node.output[0] != "y" for node in copied.graph.node) else 1
-    copied.graph.initializer.append(helper.make_tensor("factor", kind, [], [factor]))
-    added = helper.make_node("Mul", [name, "factor"], ["scores_off"], name="Mul_off")
+    kind = 10 if any(node.op_type == "Cast" and node.output[0] != "y" for node in copied_model.graph.node) else 1
+    copied_model.graph.initializer.append(helper.make_tensor("factor", kind, [], [factor]))
+    added_node = helper.make_node("Mul", [name, "factor"], ["scores_off"], name="Mul_off")
     join.input[1] = "scores_off"
-    put_nodes(copied, join, [added, join])
-    return copied
+    put_nodes(copied_model, join, [added_node, join])
+    return copied_model
 
 
 def rounded_away(folder: Path) -> Caught:

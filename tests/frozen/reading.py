@@ -36,9 +36,9 @@ def values() -> dict[str, Any]:
     """What readers give, by file."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(FILES) as archive:
         archive.extractall(folder)
-        read = {**dict(_specs()), **dict(_files(Path(folder)))}
-    plain: dict[str, Any] = json.loads(json.dumps(read, default=str))
-    return plain
+        loaded_fields = {**dict(_specs()), **dict(_files(Path(folder)))}
+    plain_document: dict[str, Any] = json.loads(json.dumps(loaded_fields, default=str))
+    return plain_document
 
 
 def _specs() -> Iterator[tuple[str, object]]:
@@ -55,7 +55,7 @@ def _specs() -> Iterator[tuple[str, object]]:
 
 def _files(folder: Path) -> Iterator[tuple[str, object]]:
     traffic = read_traffic(folder / "traffic.jsonl", [TensorSpec("x", "float32", ("batch", 8))])
-    requests = [(each.at, each.latency, each.inputs["x"].tolist()) for each in traffic.requests]
+    requests = [(request.at, request.latency, request.inputs["x"].tolist()) for request in traffic.requests]
     yield "traffic", {"model": traffic.model, "sampling": traffic.sampling, "requests": requests}
     for side in ("candidate", "baseline"):
         table = read_observations(folder / f"canary/{side}.jsonl")

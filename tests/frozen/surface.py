@@ -43,7 +43,7 @@ def surface() -> dict[str, list[str]]:
         "global options": (name for option in GLOBAL_OPTIONS for name in option.opts),
         "variables": _variables(*_SOURCES) & _variables(ROOT / "docs"),
         "exit codes": (f"{kind.__name__} {kind.exit_code}" for kind in _errors()),
-        "metrics": (f"{each.name}{{{','.join(each.labels)}}}" for each in METRICS),
+        "metrics": (f"{metric.name}{{{','.join(metric.labels)}}}" for metric in METRICS),
         "router metrics": ROUTER_METRICS,
         "spec keys": (f"{name}: {key}" for name, schema in documents.items() for key in _keys(schema, schema, "")),
         "chart values": (path for path in members(chart, "") if "*" not in path),
@@ -77,17 +77,17 @@ def _printed() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         registry = unpack(Path(folder))
         for words in PRINTED:
-            printed = CliRunner().invoke(command_line, [*words.split(), "--json", "--registry", registry]).stdout
-            yield from (f"{words}: {key}" for key in members(json.loads(printed), ""))
+            printed_stdout = CliRunner().invoke(command_line, [*words.split(), "--json", "--registry", registry]).stdout
+            yield from (f"{words}: {key}" for key in members(json.loads(printed_stdout), ""))
 
 
 def members(value: object, path: str) -> Iterator[str]:
     """Dotted paths of the keys in a JSON value; '*' for an item."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
+    for key, inner_value in value.items() if isinstance(value, dict) else ():
         yield f"{path}{key}"
-        yield from members(inner, f"{path}{key}.")
-    for inner in value if isinstance(value, list) else ():
-        yield from members(inner, f"{path}*.")
+        yield from members(inner_value, f"{path}{key}.")
+    for inner_value in value if isinstance(value, list) else ():
+        yield from members(inner_value, f"{path}*.")
 
 
 def _python() -> Iterator[str]:
@@ -114,20 +114,20 @@ def _errors() -> list[type[errors.EnginesmithError]]:
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     for name in command.list_commands(context := click.Context(command)) if isinstance(command, click.Group) else ():
-        inner = command.get_command(context, name)
-        assert inner is not None
-        yield from _commands(inner, f"{path} {name}")
+        inner_command = command.get_command(context, name)
+        assert inner_command is not None
+        yield from _commands(inner_command, f"{path} {name}")
 
 
 def _keys(schema: Mapping[str, Any], node: Any, path: str, above: tuple[str, ...] = ()) -> Iterator[str]:
     """Dotted paths of an object's keys; '*' for a key that the user chooses, and for an item."""
     if (reference := node.get("$ref", "").removeprefix("#/$defs/")) and reference not in above:
         yield from _keys(schema, schema["$defs"][reference], path, (*above, reference))
-    for name, inner in node.get("properties", {}).items():
+    for name, inner_value in node.get("properties", {}).items():
         yield f"{path}{name}"
-        yield from _keys(schema, inner, f"{path}{name}.", above)
-    for inner in (node.get("additionalProperties"), node.get("items")):
-        if isinstance(inner, dict):
-            yield from _keys(schema, inner, f"{path}*.", above)
-    for inner in (*node.get("anyOf", ()), *node.get("oneOf", ())):
-        yield from _keys(schema, inner, path, above)
+        yield from _keys(schema, inner_value, f"{path}{name}.", above)
+    for inner_value in (node.get("additionalProperties"), node.get("items")):
+        if isinstance(inner_value, dict):
+            yield from _keys(schema, inner_value, f"{path}*.", above)
+    for inner_value in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from _keys(schema, inner_value, path, above)

@@ -37,8 +37,8 @@ def test_a_frozen_file_is_read_as_before(now_read: dict[str, Any], name: str) ->
 def test_frozen_specs_have_all_promised_keys(kind: str) -> None:
     files = [SPECS / "ensemble.yaml"] if kind == "ensemble" else SPECS.glob("*.yaml")
     names = {path.rpartition(".")[2] for file in files for path in members(yaml.safe_load(file.read_text()), "")}
-    promised = {key for key in json.loads(PROMISES.read_text())["spec keys"] if key.startswith(f"{kind}: ")}
-    lacking = {key for key in promised if key.rpartition(".")[2].removeprefix(f"{kind}: ") not in names}
+    promised_keys = {key for key in json.loads(PROMISES.read_text())["spec keys"] if key.startswith(f"{kind}: ")}
+    lacking = {key for key in promised_keys if key.rpartition(".")[2].removeprefix(f"{kind}: ") not in names}
     assert {key for key in lacking if "ensemble: golden.metric." not in key} == set()  # specs have those
 
 
@@ -57,8 +57,8 @@ def run(registry: str, *arguments: str) -> str:
 
 def test_every_frozen_document_is_read_and_intact(registry: str) -> None:
     assert run(registry, "registry", "fsck").startswith("valid: 2 versions")
-    listed = json.loads(run(registry, "list", "tiny", "--json"))
-    assert [(item["version"], item["channels"]) for item in listed] == [
+    listed_document = json.loads(run(registry, "list", "tiny", "--json"))
+    assert [(item["version"], item["channels"]) for item in listed_document] == [
         ("1", {"stable": "1"}),
         ("2", {"candidate": "2"}),
     ]
@@ -75,8 +75,8 @@ def test_every_frozen_document_is_read_and_intact(registry: str) -> None:
 
 def test_attachments_of_versions_are_read(tmp_path: Path) -> None:
     registry = unpack(tmp_path)  # the newest, which alone has these
-    shown = json.loads(run(registry, "show", "tiny@1", "--json"))
-    assert [entry["name"] for entry in shown["attachments"]] == ["notes.txt"] and shown["latencies"]
+    shown_document = json.loads(run(registry, "show", "tiny@1", "--json"))
+    assert [entry["name"] for entry in shown_document["attachments"]] == ["notes.txt"] and shown_document["latencies"]
     assert json.loads(run(registry, "show", "tiny@2", "--json"))["canaries"]
 
 

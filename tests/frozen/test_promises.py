@@ -18,8 +18,8 @@ def present() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("kind", sorted(PROMISED))
 def test_all_promised_names_exist(present: dict[str, list[str]], kind: str) -> None:
-    gone = sorted(set(PROMISED[kind]) - set(present[kind]))
-    assert gone == [], f"{kind}: this is promised from 0.1.0: docs/reference/promises.md"
+    gone_names = sorted(set(PROMISED[kind]) - set(present[kind]))
+    assert gone_names == [], f"{kind}: this is promised from 0.1.0: docs/reference/promises.md"
 
 
 def test_all_checked_names_are_promised(present: dict[str, list[str]]) -> None:
@@ -27,9 +27,9 @@ def test_all_checked_names_are_promised(present: dict[str, list[str]]) -> None:
 
 
 def test_the_page_names_existing_tests() -> None:
-    named = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
-    assert len(named) > 2
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    named_matches = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
+    assert len(named_matches) > 2
+    assert [name for name in sorted(named_matches) if not (ROOT / name).exists()] == []
 
 
 def test_versions_on_the_page_are_those_of_the_packages_and_of_this_installation() -> None:
@@ -37,6 +37,6 @@ def test_versions_on_the_page_are_those_of_the_packages_and_of_this_installation
     assert len(rows) > 5
     project = (ROOT / "pyproject.toml").read_text()
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    for name, supported, tested in rows:
-        assert f'"{name}{supported}' in project
-        assert tested == pins.get(name.replace("-", "_"), pins.get(name, "not run"))
+    for name, supported_name, tested_name in rows:
+        assert f'"{name}{supported_name}' in project
+        assert tested_name == pins.get(name.replace("-", "_"), pins.get(name, "not run"))

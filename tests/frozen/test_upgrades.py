@@ -112,11 +112,11 @@ def test_a_file_of_another_kind_asks_for_no_upgrade(tmp_path: Path) -> None:
 def test_unknown_build_data_of_a_later_release_is_not_overwritten(place: Project) -> None:
     store = open_store(place.registry)
     keys = (TOTALS, history_key("onnxruntime"), history_key("onnxruntime", "tiny"))
-    before = [change(place, key, format=2) for key in keys]
-    past = Past("tiny", "cpu", "fp32", 1.0, 1.0, 1, "built", "2026-01-01T00:00:00Z")
-    remember_builds(store, {"onnxruntime": [past]})
-    remember_totals(store, {"onnxruntime": [past]}, 1, 1)
-    assert [path.read_bytes() for path, _ in before] == [data for _, data in before]
+    changes_before = [change(place, key, format=2) for key in keys]
+    past_build = Past("tiny", "cpu", "fp32", 1.0, 1.0, 1, "built", "2026-01-01T00:00:00Z")
+    remember_builds(store, {"onnxruntime": [past_build]})
+    remember_totals(store, {"onnxruntime": [past_build]}, 1, 1)
+    assert [path.read_bytes() for path, _ in changes_before] == [data for _, data in changes_before]
 
 
 def test_documents_and_blobs_that_this_release_does_not_know_survive_a_collection(place: Project) -> None:

@@ -107,7 +107,7 @@ class Record:
 
     def seconds(self, name: str) -> float:
         """How long the tests of a file, or one, took."""
-        return sum((test["seconds"] for at, test in self.tests.items() if at.startswith(name)), 0.0)
+        return sum((test["seconds"] for site, test in self.tests.items() if site.startswith(name)), 0.0)
 
 
 def _lines(folder: Path, kind: str) -> list[str]:
@@ -126,15 +126,15 @@ class Trial:
     def run(self) -> dict[str, object]:
         """What became of the mutant: the test that fails with it, again fails with it, and passes without."""
         tests, files = self.record.reaching(self.number), mirrored(self.site.path, self.place.tree)
-        others = sorted((test for test in tests if test.partition("::")[0] not in files), key=self._distance)
-        words = [*files, *others[:MOST_TESTS]]
-        failing = [name for name, test in self.record.tests.items() if test["result"] == "failed"]
-        while words and (name := self._first_failed(words, failing)):
+        other_tests = sorted((test for test in tests if test.partition("::")[0] not in files), key=self._distance)
+        words = [*files, *other_tests[:MOST_TESTS]]
+        failing_names = [name for name, test in self.record.tests.items() if test["result"] == "failed"]
+        while words and (name := self._first_failed(words, failing_names)):
             if self._fails([name], self.number) and not self._fails([name], None):
                 return {"is": "killed", "by": name}
-            if name in failing:
+            if name in failing_names:
                 break
-            failing.append(name)
+            failing_names.append(name)
         return {"is": "survived" if tests else "not reached", "tests": len(tests)}
 
     def _distance(self, test: str) -> tuple[int, float]:
@@ -145,8 +145,8 @@ class Trial:
         if not self._fails([*words, *(f"--deselect={name}" for name in left_out)], self.number):
             return ""
         names = [name for name, test in Record.read(self._folder).tests.items() if test["result"] == "failed"]
-        current = self._folder / "current-alone"
-        return next(iter(names), "") or (current.read_text() if current.exists() else "") or words[0]
+        current_path = self._folder / "current-alone"
+        return next(iter(names), "") or (current_path.read_text() if current_path.exists() else "") or words[0]
 
     @property
     def _folder(self) -> Path:
@@ -173,25 +173,25 @@ def packages() -> list[str]:
 
 def chosen() -> dict[int, Site]:
     """The sites by number, as they are in today's tree: one that goes leaves the others their numbers."""
-    today = {
+    today_texts = {
         str(path.relative_to(ROOT)): path.read_text() for name in packages() for path in (ROOT / name).rglob("*.py")
     }
     command = ["git", "archive", BEGUN, OLD_NAME, "builders", "validation", "pipeline"]
-    packed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+    packed_stdout = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed_stdout)) as tar:
         files = {member.name: tar.extractfile(member) for member in tar if member.name.endswith(".py")}
-        begun = {name: file.read().decode() for name, file in files.items() if file}
-    then, now = (
+        begun_values = {name: file.read().decode() for name, file in files.items() if file}
+    later_sites, current_sites = (
         [
             site
             for path, text in texts.items()
             if not any(part in path for part in LEFT_OUT)
             for site in find(text, path)
         ]
-        for texts in (begun, today)
+        for texts in (begun_values, today_texts)
     )
-    known_sites = {*then}
-    return {site.number(SEED): site for site in choose([site for site in now if site in known_sites], SEED)}
+    known_sites = {*later_sites}
+    return {site.number(SEED): site for site in choose([site for site in current_sites if site in known_sites], SEED)}
 
 
 def of_files(paths: Iterable[Path], seed: int, places: int) -> dict[int, Site]:
@@ -215,9 +215,9 @@ def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation",
             shutil.copy2(ROOT / name, place.tree / name)
     shutil.copy(Path(__file__).with_name("switch.py"), place.tree / package / "mutant_switch.py")
     for module in {site.module for site in sites.values()}:
-        here = [site for site in sites.values() if site.module == module]
-        path = here[0].path
-        (place.tree / path).write_text(plant((ROOT / path).read_text(), here, seed, place.switch))
+        local_sites = [site for site in sites.values() if site.module == module]
+        path = local_sites[0].path
+        (place.tree / path).write_text(plant((ROOT / path).read_text(), local_sites, seed, place.switch))
     return place
 
 
@@ -260,7 +260,7 @@ def try_files(sites: Mapping[int, Site], home: Path, jobs: int, seed: int) -> No
     place.pytest(place.record / "all", [f"-n{jobs}", *tests], 3600.0)
     record = Record.read(place.record)
     results: dict[str, dict[str, object]] = {
-        repr(sites[number]): {"is": "killed", "by": by} for number, by in record.killed.items()
+        repr(sites[number]): {"is": "killed", "by": value} for number, value in record.killed.items()
     }
     results |= {
         repr(sites[number]): result for number, result in tried(place, record, sites, results, ("killed",), jobs)
@@ -282,18 +282,18 @@ def main() -> None:
             sites = of_files(options.paths, options.seed, options.places)
             try_files(sites, Path(home), options.jobs, options.seed)
         return
-    sites, stored = chosen(), ROOT / "build" / "mutation.json"
+    sites, stored_path = chosen(), ROOT / "build" / "mutation.json"
     place = planted(sites)
     if not (options.again or (place.record / "all").exists()):
         place.pytest(place.record / "all", [f"-n{options.jobs}", "--timeout=1500"], 4 * 3600.0)
     record = Record.read(place.record)
-    results = json.loads(stored.read_text()) if stored.exists() else {}
-    results |= {repr(sites[number]): {"is": "killed", "by": by} for number, by in record.killed.items()}
-    over = ("killed",) if options.again else ("killed", "survived", "not reached")
-    for number, result in tried(place, record, sites, results, over, options.jobs):
+    results = json.loads(stored_path.read_text()) if stored_path.exists() else {}
+    results |= {repr(sites[number]): {"is": "killed", "by": value} for number, value in record.killed.items()}
+    excess_names = ("killed",) if options.again else ("killed", "survived", "not reached")
+    for number, result in tried(place, record, sites, results, excess_names, options.jobs):
         results[repr(sites[number])] = result
-        stored.write_text(json.dumps(results, indent=1))
-    stored.write_text(json.dumps(results, indent=1))
+        stored_path.write_text(json.dumps(results, indent=1))
+    stored_path.write_text(json.dumps(results, indent=1))
     print(table(sites, results))
 
 

@@ -27,13 +27,13 @@ _unfit: set[Path] = set()
 
 @contextmanager
 def _current(name: str) -> Iterator[None]:
-    before, _switch.here = _switch.here, name
+    place_before, _switch.here = _switch.here, name
     (_FOLDER / f"current-{_WORKER}").write_text(name)
     try:
         yield
     finally:
-        _switch.here = before
-        (_FOLDER / f"current-{_WORKER}").write_text(before)
+        _switch.here = place_before
+        (_FOLDER / f"current-{_WORKER}").write_text(place_before)
 
 
 def _name(definition: pytest.FixtureDef[object]) -> str:
@@ -63,8 +63,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    used = item._request._fixture_defs.values()  # type: ignore[attr-defined]  # those that it asked for by name, too
-    item.stash[_USED] = [_name(each) for each in used if each.scope != "function"]
+    values = item._request._fixture_defs.values()  # type: ignore[attr-defined]  # those that it asked for by name, too
+    item.stash[_USED] = [_name(value) for value in values if value.scope != "function"]
 
 
 _USED = pytest.StashKey[list[str]]()
@@ -134,17 +134,17 @@ def _fails(item: pytest.Item, mutant: int, seconds: float) -> bool:
     child = os.fork()
     if not child:
         os.setsid()
-        failed = True
+        is_failed = True
         try:
             _switch.mutant = mutant
             os.environ["MUTANT"] = str(mutant)
-            failed = any(report.failed for report in runtestprotocol(item, log=False, nextitem=_Sibling(item)))  # type: ignore[arg-type]
+            is_failed = any(report.failed for report in runtestprotocol(item, log=False, nextitem=_Sibling(item)))  # type: ignore[arg-type]
         finally:
-            os._exit(failed)
-    until = time.monotonic() + _LEAST_S + 10 * seconds
-    while time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+            os._exit(is_failed)
+    deadline_s = time.monotonic() + _LEAST_S + 10 * seconds
+    while time.monotonic() < deadline_s:
+        ended_pid, status = os.waitpid(child, os.WNOHANG)
+        if ended_pid:
             return status != 0
         time.sleep(0.005)
     os.killpg(child, signal.SIGKILL)

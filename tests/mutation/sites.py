@@ -39,8 +39,8 @@ class Site:
 
     def rank(self, seed: int) -> int:
         """A random number that hangs on the seed and this site alone."""
-        named = repr((seed, self.module, self.function, self.kind, self.text, self.count))
-        return int.from_bytes(hashlib.sha256(named.encode()).digest()[:8])
+        named_text = repr((seed, self.module, self.function, self.kind, self.text, self.count))
+        return int.from_bytes(hashlib.sha256(named_text.encode()).digest()[:8])
 
     def number(self, seed: int) -> int:
         """What the site is called, whichever others are chosen: the first 24 bits of its rank."""
@@ -50,8 +50,8 @@ class Site:
         node = copy.deepcopy(self.node)
         match node:
             case ast.Compare():
-                turned = _TURNED[type(node.ops[0])]
-                node.ops[0] = turned[self.rank(seed) % len(turned)]()
+                turned_type = _TURNED[type(node.ops[0])]
+                node.ops[0] = turned_type[self.rank(seed) % len(turned_type)]()
             case ast.Call():
                 return ast.Constant(None)
             case ast.Constant():
@@ -152,7 +152,7 @@ def find(text: str, module: str) -> list[Site]:
 def choose(sites: Iterable[Site], seed: int, quotas: Mapping[str, int] = QUOTAS) -> list[Site]:
     """The sites of lowest rank, as many of each kind as its quota says. Where a site goes, one other comes."""
     ranked = sorted(sites, key=lambda site: site.rank(seed))
-    return [site for kind, most in quotas.items() for site in [each for each in ranked if each.kind == kind][:most]]
+    return [site for kind, quota in quotas.items() for site in [item for item in ranked if item.kind == kind][:quota]]
 
 
 class _Planter(ast.NodeTransformer):
@@ -177,9 +177,9 @@ def plant(text: str, sites: Sequence[Site], seed: int, switch: str) -> str:
     tree = ast.parse(text)
     finder = _Finder(sites[0].module)
     finder.visit(tree)
-    here = [(site.number(seed), site) for site in finder.found if site in sites]
-    planted = _Planter({id(site.node): (number, site.mutant(seed)) for number, site in here}).visit(tree)
-    requests = [number for number, site in here if site.at_import]
+    numbers = [(site.number(seed), site) for site in finder.found if site in sites]
+    planted_tree = _Planter({id(site.node): (number, site.mutant(seed)) for number, site in numbers}).visit(tree)
+    requests = [number for number, site in numbers if site.at_import]
     for node in ast.walk(tree):
         if requests and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             place = 1 if ast.get_docstring(node) is not None else 0
@@ -189,4 +189,4 @@ def plant(text: str, sites: Sequence[Site], seed: int, switch: str) -> str:
     ]
     place = futures[-1] + 1 if futures else int(ast.get_docstring(tree) is not None)
     tree.body.insert(place, ast.ImportFrom(switch, [ast.alias("active", "_mutant")], 0))
-    return ast.unparse(ast.fix_missing_locations(planted))
+    return ast.unparse(ast.fix_missing_locations(planted_tree))

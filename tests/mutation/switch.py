@@ -27,8 +27,8 @@ def active(site: int) -> bool:
 def _record(site: int, folder: Path) -> None:
     global _read, _current
     if not here and time.monotonic() - _read > _AGE_S:
-        _read, current = time.monotonic(), folder / f"current-{_WORKER}"
-        _current = current.read_text() if current.exists() else ""
+        _read, current_path = time.monotonic(), folder / f"current-{_WORKER}"
+        _current = current_path.read_text() if current_path.exists() else ""
     if (pair := (site, here or _current)) not in _recorded:
         _recorded.add(pair)
         with (folder / f"sites-{_WORKER}").open("a") as file:

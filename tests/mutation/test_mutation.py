@@ -45,23 +45,23 @@ def test_sites_have_a_meaning_and_keep_their_names_when_lines_move() -> None:
 @pytest.mark.slow
 def test_detected_mutants_are_killed_and_equivalent_ones_survive(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    package, tests, here = tree / "small", tree / "tests", Path(mutation.__file__).parent
+    package, tests, parent = tree / "small", tree / "tests", Path(mutation.__file__).parent
     package.mkdir(parents=True)
     result = find(MODULE, "small/numbers.py")
     sites = [result[0], result[3], result[6]]
     (package / "__init__.py").touch()
     (package / "numbers.py").write_text(plant(MODULE, sites, 1, "small.switch"))
-    (package / "switch.py").write_bytes((here / "switch.py").read_bytes())
+    (package / "switch.py").write_bytes((parent / "switch.py").read_bytes())
     (tests / "mutation").mkdir(parents=True)
     for name in ("__init__.py", "recorder.py"):
-        (tests / "mutation" / name).write_bytes((here / name).read_bytes())
+        (tests / "mutation" / name).write_bytes((parent / name).read_bytes())
     (tests / "test_numbers.py").write_text(TESTS)
     place = mutation.Place(tree, tmp_path / "record", "small.switch")
     assert place.pytest(place.record / "all", ["-n0", "tests"], 60.0) == 0
     record = mutation.Record.read(place.record)
-    at_import, noticed, unnoticed = (site.number(1) for site in sites)
-    many, first = "tests/test_numbers.py::test_many", "tests/test_numbers.py::test_first"
-    assert record.killed == {noticed: many} and record.reaching(unnoticed) == [first]
+    at_import, noticed_number, unnoticed_number = (site.number(1) for site in sites)
+    many_text, first_text = "tests/test_numbers.py::test_many", "tests/test_numbers.py::test_first"
+    assert record.killed == {noticed_number: many_text} and record.reaching(unnoticed_number) == [first_text]
     # What Python evaluates while it imports takes a process of its own.
-    assert record.reaching(at_import) == [many, first]
-    assert mutation.Trial(place, record, at_import, sites[0]).run() == {"is": "killed", "by": many}
+    assert record.reaching(at_import) == [many_text, first_text]
+    assert mutation.Trial(place, record, at_import, sites[0]).run() == {"is": "killed", "by": many_text}

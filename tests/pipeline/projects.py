@@ -65,17 +65,17 @@ class Captured:
         self._streams = out, err
 
     def readouterr(self) -> SimpleNamespace:
-        out, err = (stream.getvalue() for stream in self._streams)
+        text, err = (stream.getvalue() for stream in self._streams)
         for stream in self._streams:
             stream.seek(0)
             stream.truncate()
-        return SimpleNamespace(out=out, err=err)
+        return SimpleNamespace(out=text, err=err)
 
 
 @contextmanager
 def capture() -> Iterator[Captured]:
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        yield Captured(out, err)
+    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as err:
+        yield Captured(output, err)
 
 
 class Project:
@@ -92,10 +92,10 @@ class Project:
         assert self._capture is not None
         self._capture.readouterr()
         code = exit_code(*words, "--registry", self.registry)
-        captured = self._capture.readouterr()
-        result = Result(code, captured.out, captured.err)
-        began = re.findall(r"^\[ *[\d.]+ s\] (.*?) \.\.\.", result.err, re.MULTILINE)
-        assert result.code or [name for name in began if f" s] {name}: " not in result.err] == [], result.err
+        captured_namespace = self._capture.readouterr()
+        result = Result(code, captured_namespace.out, captured_namespace.err)
+        start_matches = re.findall(r"^\[ *[\d.]+ s\] (.*?) \.\.\.", result.err, re.MULTILINE)
+        assert result.code or [name for name in start_matches if f" s] {name}: " not in result.err] == [], result.err
         return result
 
     def build(self, *words: object) -> Result:
@@ -145,8 +145,8 @@ def assert_refused(spec: Path, message: str, error: type[EnginesmithError] = Spe
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    drawn = {"w1": rng.normal(size=(8, 16)), "b1": rng.normal(size=16), "w2": rng.normal(size=(16, 10))}
-    return {name: value.astype(np.float32) for name, value in drawn.items()}
+    drawn_fields = {"w1": rng.normal(size=(8, 16)), "b1": rng.normal(size=16), "w2": rng.normal(size=(16, 10))}
+    return {name: value.astype(np.float32) for name, value in drawn_fields.items()}
 
 
 def write_model(path: Path, values: dict[str, np.ndarray]) -> None:
@@ -188,8 +188,8 @@ def units(outcome: Any, key: str) -> dict[str, Any]:
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path) as stored:
-        return dict(stored)
+    with np.load(path) as stored_arrays:
+        return dict(stored_arrays)
 
 
 def rebuilt(outcome: Any) -> set[str]:

@@ -12,16 +12,16 @@ from validation.contracts.terms import BRIER, ECE, FLIPS, TOP_K, Bitwise, Boxes,
 
 
 def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: Project) -> None:
-    structured = {"logits": {"finite": True, "shape": ["batch", 10], "range": [0, None]}}
-    validation = {"contract": {"bitwise": {"runs": 2}, "structured": structured}}
+    structured_fields = {"logits": {"finite": True, "shape": ["batch", 10], "range": [0, None]}}
+    validation = {"contract": {"bitwise": {"runs": 2}, "structured": structured_fields}}
     project.change_spec(targets=["cpu"], precisions=["fp32"], validation=validation)
     result = project.build()
     assert result.code == 1
     row = result.json["engines"][0]
     assert row["status"] == "failed" and row["reason"].startswith("engine contract range of logits")
-    structured["logits"]["range"] = [-1000, None]
+    structured_fields["logits"]["range"] = [-1000, None]
     rows = {"rows": {"logits": {"brier": None}}}
-    contract = {"bitwise": {"runs": 2}, "structured": structured, "distributional": rows}
+    contract = {"bitwise": {"runs": 2}, "structured": structured_fields, "distributional": rows}
     project.change_spec(validation={"contract": contract})
     assert project.build().code == 0
     store = project.store
@@ -34,20 +34,20 @@ def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: P
 
 def test_a_contract_survives_the_manifest_and_none_requires_nothing(project: Project) -> None:
     assert contract_of(load_spec(project.spec)) is None
-    structured = {"range": [None, 5], "eos": {"token": 2, "apart": None}, "boxes": {"iou": 0.5}}
-    distributional = {"rows": {"logits": {"js": None, "kl": 0.5}}, "seeds": {"outputs": ["logits"]}}
-    contract = {"bitwise": {}, "structured": {"logits": structured}, "distributional": distributional}
+    structured_fields = {"range": [None, 5], "eos": {"token": 2, "apart": None}, "boxes": {"iou": 0.5}}
+    distributional_fields = {"rows": {"logits": {"js": None, "kl": 0.5}}, "seeds": {"outputs": ["logits"]}}
+    contract = {"bitwise": {}, "structured": {"logits": structured_fields}, "distributional": distributional_fields}
     project.change_spec(validation={"contract": contract})
     spec = load_spec(project.spec)
-    again = ModelSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json", exclude_unset=True))))
-    message = contract_of(again)
+    second_model = ModelSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json", exclude_unset=True))))
+    message = contract_of(second_model)
     assert message == contract_of(spec) and message is not None
-    read = message.terms
-    assert decode(encode(read), Contract) == read and read.bitwise == Bitwise(3, False, False)
-    assert read.structured["logits"].range == (None, 5.0)
-    assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)
-    assert read.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
-    assert read.distributional.seeds == Seeds(("logits",))
+    terms = message.terms
+    assert decode(encode(terms), Contract) == terms and terms.bitwise == Bitwise(3, False, False)
+    assert terms.structured["logits"].range == (None, 5.0)
+    assert terms.structured["logits"].eos == End(2, None) and terms.structured["logits"].boxes == Boxes(iou=0.5)
+    assert terms.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
+    assert terms.distributional.seeds == Seeds(("logits",))
 
 
 @pytest.mark.parametrize(

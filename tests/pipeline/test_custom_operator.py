@@ -41,8 +41,8 @@ def test_a_version_contains_the_library_of_its_operators(tmp_path: Path, capsys:
     model = pull("cube", registry=project.registry, dest=tmp_path / "model", target="sm_75", fallback="onnx")
     np.testing.assert_allclose(open_onnx(model)({"x": x})["y"], x**3 @ weight, rtol=1e-4)
     with Router.opened([pulled_engine, model]) as router:
-        wide = np.arange(160, dtype=np.float32).reshape(40, 4)  # which no bucket holds
-        np.testing.assert_allclose(router.run({"x": wide})["y"], wide**3 @ weight, rtol=1e-4)
+        wide_array = np.arange(160, dtype=np.float32).reshape(40, 4)  # which no bucket holds
+        np.testing.assert_allclose(router.run({"x": wide_array})["y"], wide_array**3 @ weight, rtol=1e-4)
     with pytest.raises(UnknownNameError, match=r"needs the library libcube\.so, .* linux-x86_64, and not for linux-aa"):
         pull("cube", registry=project.registry, dest=tmp_path / "arm", target="arm64")
     result = project.run("validate", "cube", "--json")

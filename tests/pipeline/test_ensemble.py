@@ -69,7 +69,7 @@ def test_each_graph_is_a_version_and_the_ensemble_pins_them(built: tuple[Path, O
 
 
 def test_show_has_the_total_size_of_a_pull(built: tuple[Path, Outcome], store: Store) -> None:
-    whole = {entry.unit: entry.size_bytes for entry in show_version(store, parse_reference("pair@1")).engines}
+    whole_bytes = {entry.unit: entry.size_bytes for entry in show_version(store, parse_reference("pair@1")).engines}
     for precision in ("fp32", "int8"):
         parts = [
             entry.size_bytes or 0
@@ -77,13 +77,13 @@ def test_show_has_the_total_size_of_a_pull(built: tuple[Path, Outcome], store: S
             for entry in load(store, model, "1").engines
             if entry.unit == f"cpu {'fp32' if model == 'pair-decoder' else precision} onnxruntime"
         ]
-        assert (len(parts), whole[f"cpu {precision} ensemble"]) == (2, sum(parts))
-    assert whole["x86-64-v3 fp32 ensemble"] is None
+        assert (len(parts), whole_bytes[f"cpu {precision} ensemble"]) == (2, sum(parts))
+    assert whole_bytes["x86-64-v3 fp32 ensemble"] is None
 
 
 def test_a_target_that_a_graph_lacks_is_not_offered(built: tuple[Path, Outcome]) -> None:
     statuses = {engine.entry.unit: (engine.entry.status, engine.entry.reason) for engine in built[1].engines}
-    assert [statuses[f"cpu {each} ensemble"][0] for each in ("fp32", "int8")] == ["proven", "proven"]
+    assert [statuses[f"cpu {name} ensemble"][0] for name in ("fp32", "int8")] == ["proven", "proven"]
     for precision in ("fp32", "int8"):
         status, reason = statuses[f"x86-64-v3 {precision} ensemble"]
         assert status == "refused"
@@ -110,13 +110,13 @@ def test_pulled_engines_answer_like_the_models(built, tmp_path, monkeypatch):
     folder, _ = built
     pulled_engine = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     assert pulled_engine.description.name == "pair-1-cpu-fp32.json"
-    whole = enginesmith.Ensemble.described(opens, pulled_engine.description)
-    assert [spec.name for spec in whole.inputs] == ["encoder.x", "mask", "decoder.y"]
+    whole_description = enginesmith.Ensemble.described(opens, pulled_engine.description)
+    assert [spec.name for spec in whole_description.inputs] == ["encoder.x", "mask", "decoder.y"]
     golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
-    hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
-    expected = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
-    np.testing.assert_allclose(whole.run(golden)["decoder.logits"], expected, atol=1e-5)
+    hidden_values = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
+    expected = decoder({"y": golden["decoder.y"], "memory": hidden_values, "mask": golden["mask"]})["logits"]
+    np.testing.assert_allclose(whole_description.run(golden)["decoder.logits"], expected, atol=1e-5)
     assert enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32").cached
     monkeypatch.setattr("enginesmith.registry.store.folder.FileStore.near", False)
     client = enginesmith.Client(folder / "registry", cache=tmp_path / "cache")
@@ -126,51 +126,51 @@ def test_pulled_engines_answer_like_the_models(built, tmp_path, monkeypatch):
 def test_the_ensemble_is_validated_as_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
-    whole = load(store, "pair", "1")
+    pair_manifest = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
-        validated = {item.unit: item for item in validate(whole, context)}
+        validated_items = {item.unit: item for item in validate(pair_manifest, context)}
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
-    assert {unit: item.verdict for unit, item in validated.items()} == expected
-    assert {item.engine for item in attestations(store, whole)} == {
-        entry.digest for entry in whole.engines if entry.digest
+    assert {unit: item.verdict for unit, item in validated_items.items()} == expected
+    assert {item.engine for item in attestations(store, pair_manifest)} == {
+        entry.digest for entry in pair_manifest.engines if entry.digest
     }
 
 
 def test_an_unproven_ensemble_runs_with_the_pending_engines(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
-    whole = load(store, "pair", "1")
-    waiting = tuple(replace(entry, status="unproven") for entry in whole.engines if entry.digest)
-    fresh = publish_waiting(store, whole, waiting)
-    assert [entry.unit for entry in pending_of(store, "pair", fresh).engines] == [entry.unit for entry in waiting]
+    pair_manifest = load(store, "pair", "1")
+    entries = tuple(replace(entry, status="unproven") for entry in pair_manifest.engines if entry.digest)
+    fresh_text = publish_waiting(store, pair_manifest, entries)
+    assert [entry.unit for entry in pending_of(store, "pair", fresh_text).engines] == [entry.unit for entry in entries]
     with local_context(store, quiet=True) as context:
-        proofs = prove(pending_of(store, "pair", fresh), context)
-    assert {item.unit: item.verdict for item in proofs} == dict.fromkeys([entry.unit for entry in waiting], "proven")
-    assert not pending_of(store, "pair", fresh).engines
+        proofs = prove(pending_of(store, "pair", fresh_text), context)
+    assert {item.unit: item.verdict for item in proofs} == dict.fromkeys([entry.unit for entry in entries], "proven")
+    assert not pending_of(store, "pair", fresh_text).engines
 
 
 def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, ...]) -> str:
     """The version of the same ensemble as it is published where none of its engines has run."""
-    approved = []
+    approved_entries = []
     for entry in entries:
         report = Report.from_json(json.loads(store.read_blob(str(entry.report))))
         report = replace(report, verdict="unproven", reason="not run here", checks=())
         proof = approve(report)
         assert proof is not None
         store.put_bytes(canonical_json(report.to_json()))
-        approved.append((replace(entry, report=report.digest, reason="not run here", checks={}), proof))
-    return publish(store, replace(whole, content=digest_of("another"), engines=()), approved, []).version
+        approved_entries.append((replace(entry, report=report.digest, reason="not run here", checks={}), proof))
+    return publish(store, replace(whole, content=digest_of("another"), engines=()), approved_entries, []).version
 
 
 @pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers", "quantization", "refit"])
 def test_commands_for_one_graph_name_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
-    whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
+    pair_manifest, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
-        "spec": lambda: spec_of(whole),
+        "spec": lambda: spec_of(pair_manifest),
         "golden": lambda: golden_of(store, "pair@1"),
-        "layers": lambda: _show_layers(store, whole, "cpu int8 ensemble", as_json=False),
-        "quantization": lambda: _show_quantization(store, whole, as_json=False),
+        "layers": lambda: _show_layers(store, pair_manifest, "cpu int8 ensemble", as_json=False),
+        "quantization": lambda: _show_quantization(store, pair_manifest, as_json=False),
         "refit": lambda: refit.main(
             ["pair@1", "--weights-from", "pair@1", "--registry", store.uri], standalone_mode=False
         ),
@@ -182,10 +182,10 @@ def test_commands_for_one_graph_name_the_graphs(use: str, store: Store, tmp_path
 
 def test_channels_move_the_ensemble(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
     project = built[0] / "project"
-    changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
-    second = enginesmith.build(rewrite(project, changed), registry=built[0] / "registry")
-    assert second.version == "2"
-    assert {graph.version for graph in second.graphs.values()} == {"1"}
+    changed_spec = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
+    second_build = enginesmith.build(rewrite(project, changed_spec), registry=built[0] / "registry")
+    assert second_build.version == "2"
+    assert {graph.version for graph in second_build.graphs.values()} == {"1"}
     for version in ("1", "2"):
         promote(store, load(store, "pair", version), "stable", proven_only=True)
     assert locate(store, parse_reference("pair:stable")).manifest.version == "2"
@@ -195,9 +195,9 @@ def test_channels_move_the_ensemble(built: tuple[Path, Outcome], store: Store, t
 
 
 def test_a_drifting_ensemble_fails_and_the_graph_is_named(built: tuple[Path, Outcome], tmp_path: Path) -> None:
-    changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 90}}})
+    changed_spec = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 90}}})
     registry = shutil.copytree(built[0] / "registry", tmp_path / "registry")
-    outcome = enginesmith.build(rewrite(built[0] / "project", changed), registry=registry)
+    outcome = enginesmith.build(rewrite(built[0] / "project", changed_spec), registry=registry)
     statuses = {engine.entry.precision: engine.entry for engine in outcome.engines if engine.entry.target == "cpu"}
     assert statuses["fp32"].status == "proven" and statuses["int8"].status == "failed"
     assert statuses["int8"].digest is None and "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
@@ -211,12 +211,12 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
     are drawn up. Where a graph stays, another machine says that the whole moves."""
 
     def there(self: rehearsal.Rehearser, manifest: Manifest, entry: EngineEntry) -> UnitRehearsal:
-        whole = UnitRehearsal(manifest.reference, entry.unit, Trial.of(entry), Trial.of(entry), "moves")
-        return whole if manifest.graphs else self._here(manifest, entry)
+        whole_rehearsal = UnitRehearsal(manifest.reference, entry.unit, Trial.of(entry), Trial.of(entry), "moves")
+        return whole_rehearsal if manifest.graphs else self._here(manifest, entry)
 
     def unit(self: rehearsal._Unit) -> UnitRehearsal:
         trial = replace(Trial.of(self.entry), report=self.entry.report)
-        verdict = "stays" if self.entry.unit == staying else "moves"
+        verdict = "stays" if self.entry.unit == staying_text else "moves"
         trials = trial, replace(trial, toolchain=self.entry.toolchain)
         return UnitRehearsal(self.manifest.reference, self.entry.unit, *trials, verdict, "slow", None, machine())
 
@@ -227,18 +227,18 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
     store = open_store(str(shutil.copytree(built[0] / "registry", tmp_path / "registry")))
     promote(store, load(store, "pair", "1"), "mine", proven_only=True)
     upgrade = rehearsal.Upgrade({"onnxruntime": ort.__version__})
-    for staying, expected in [("cpu int8 onnxruntime", "stays"), ("", "moves")]:
+    for staying_text, expected in [("cpu int8 onnxruntime", "stays"), ("", "moves")]:
         with local_context(store, quiet=True) as context:
             served_versions = rehearsal.list_served(store, upgrade, ["pair@1"])
-            remote = context.executor if staying else None
-            rehearsed = rehearsal.rehearse(served_versions, rehearsal.Rehearser(upgrade, context, remote))
-            wholes = {item.unit: (item.verdict, item.why) for item in rehearsed.units if item.version == "pair@1"}
-            assert wholes["cpu fp32 ensemble"] == ("moves", "")
-            assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying else "")
-            assert [(plan.version, plan.verdict) for plan in rehearsed.plan] == [("pair@1", expected)]
-            applied = apply(rehearsed, served_versions, context)
-    assert [(item.before, item.channels["mine"]) for item in applied] == [("pair@1", "")]
-    before, after = load(store, "pair", "1"), load(store, "pair", applied[0].version)
+            remote_executor = context.executor if staying_text else None
+            rehearse = rehearsal.rehearse(served_versions, rehearsal.Rehearser(upgrade, context, remote_executor))
+            verdicts = {item.unit: (item.verdict, item.why) for item in rehearse.units if item.version == "pair@1"}
+            assert verdicts["cpu fp32 ensemble"] == ("moves", "")
+            assert verdicts["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying_text else "")
+            assert [(plan.version, plan.verdict) for plan in rehearse.plan] == [("pair@1", expected)]
+            applied_result = apply(rehearse, served_versions, context)
+    assert [(item.before, item.channels["mine"]) for item in applied_result] == [("pair@1", "")]
+    before, after = load(store, "pair", "1"), load(store, "pair", applied_result[0].version)
     assert [pin.reference for pin in after.graphs] == ["pair-encoder@2", "pair-decoder@2"]
     for entry in (entry for entry in after.engines if entry.usable):
         assert [engine.unit for *_, engine in pinned_engines(store, after, entry)]

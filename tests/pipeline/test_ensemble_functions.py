@@ -54,11 +54,11 @@ def test_a_pulled_ensemble_answers_like_its_graphs_and_functions(built: tuple[Pa
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
     assert {item.entry.unit: item.entry.status for item in outcome.engines} == expected
     pulled_engine = enginesmith.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
-    whole = enginesmith.Ensemble.described(opens, pulled_engine.description, functions=load_function)
+    whole_description = enginesmith.Ensemble.described(opens, pulled_engine.description, functions=load_function)
     images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
     counts = set()
     for image in images:
-        result, expected_result = whole.run({"image": image}), named_by_hand(folder / "project", image)
+        result, expected_result = whole_description.run({"image": image}), named_by_hand(folder / "project", image)
         for name, array in expected_result.items():
             np.testing.assert_array_equal(result[name], array)
         counts.add(len(result["names.names"]))
@@ -73,26 +73,26 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
     code += b"\n\ndef name(logits):\n    return {'names': np.full(len(logits), 7)}\n"
     sources = {**manifest.sources, "function names reading.py": store.put_bytes(code)}
     store.create(manifest_key("reader", "2"), replace(manifest, version="2", sources=sources).to_bytes())
-    pulled = [
+    pulled_engines = [
         enginesmith.pull(f"reader@{version}", registry=registry, dest=tmp_path / "engines", precision="fp32")
         for version in (1, 2)
     ]
     image = {"image": draw(np.random.default_rng(3), 1)[0]}
     names = [
-        enginesmith.Ensemble.described(opens, each.description, load_function).run(image)["names.names"].tolist()
-        for each in pulled
+        enginesmith.Ensemble.described(opens, item.description, load_function).run(image)["names.names"].tolist()
+        for item in pulled_engines
     ]
     assert names[1] == [7] * len(names[0]) != names[0]
     (tmp_path / "engines" / "reader@1" / "names" / "reading.py").write_bytes(code)
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginesmith.Ensemble.described(opens, pulled[0].description, load_function)
+        enginesmith.Ensemble.described(opens, pulled_engines[0].description, load_function)
     engine = next((tmp_path / "engines" / "reader@2" / "detector").glob("*.onnx"))
     engine.unlink()  # a link to the registry's own file
     engine.write_bytes(b"other")
     with pytest.raises(IntegrityError, match=r"has the digest .* was published; pull it again"):
-        enginesmith.Ensemble.described(opens, pulled[1].description, load_function)
+        enginesmith.Ensemble.described(opens, pulled_engines[1].description, load_function)
     assert not enginesmith.pull("reader@1", registry=registry, dest=tmp_path / "engines", precision="fp32").cached
-    assert enginesmith.Ensemble.described(opens, pulled[0].description, load_function)
+    assert enginesmith.Ensemble.described(opens, pulled_engines[0].description, load_function)
 
 
 def test_code_runs_only_with_permission(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_behind_a_function_graphs_are_compared_on_its_fp32_outputs(built: tuple[
     place = built[0] / "registry" / "models" / "reader" / "versions" / "1"
     for report in json.loads((place / "report.json").read_text())["reports"]:
         checks = report["checks"]
-        judged = {item["output"] for item in checks if item["case"] == "golden" and item["name"] == "sqnr_db"}
-        assert judged == {"detector.spots", "recogniser.logits"}, "what functions take; no answer of a function"
+        judged_outputs = {item["output"] for item in checks if item["case"] == "golden" and item["name"] == "sqnr_db"}
+        assert judged_outputs == {"detector.spots", "recogniser.logits"}, "what functions take; no answer of a function"
         freely = {item["output"]: item for item in checks if item["case"] == "free running"}
         assert freely.keys() == {"crops.boxes", "crops.x", "names.names", "prepare.x"}
         assert all(item["limit"] is None and 0 <= item["value"] <= 1 for item in freely.values())
@@ -122,9 +122,9 @@ def test_the_version_contains_the_code_and_mirrors_completely(built: tuple[Path,
     assert functions.keys() == {"prepare", "crops", "names"}
     assert functions["crops"].files.keys() == {"reading.py", "sizes.py"}
     assert functions["crops"].sources == {"image": "image", "spots": "detector.spots"}
-    other = open_store(str(tmp_path / "other"), create=True)
-    mirror(store, [parse_reference("reader@1")], other)
-    assert verify(other).sound
+    other_store = open_store(str(tmp_path / "other"), create=True)
+    mirror(store, [parse_reference("reader@1")], other_store)
+    assert verify(other_store).sound
     pulled_engine = enginesmith.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
     assert enginesmith.Ensemble.described(opens, pulled_engine.description, load_function)
@@ -213,7 +213,7 @@ def test_a_failing_function_stops_the_build_with_a_sentence(built, before, after
 def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome]) -> None:
     manifest = load(open_store(str(built[0] / "registry")), "reader", "1")
     functions = manifest.spec["functions"]
-    wrong: list[dict[str, Any]] = [
+    wrong_fields: list[dict[str, Any]] = [
         {"spec": {**manifest.spec, "functions": [1]}},
         {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "function": 3}}}},
         {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "inputs": {"x": {}}}}}},
@@ -221,9 +221,9 @@ def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome])
         {"spec": {**manifest.spec, "functions": {"crops": {**functions["crops"], "function": "/etc/x.py:f"}}}},
         {"sources": {**manifest.sources, "function crops ../../evil.py": "0" * 64}},
     ]
-    for changed in wrong:
+    for changed_field in wrong_fields:
         with pytest.raises(IntegrityError, match=r"reader@1: .*; build it again"):
-            functions_of(replace(manifest, **changed))
+            functions_of(replace(manifest, **changed_field))
 
 
 def test_show_names_the_functions(built: tuple[Path, Outcome]) -> None:
@@ -242,8 +242,8 @@ def test_labels_after_functions_cover_all_rows(built, lacking: int, tmp_path: Pa
     labels = np.full((len(names), max(map(len, names)) + 1), -1)
     for row, result in zip(labels, names, strict=True):
         row[: len(result)] = result
-    first = int(np.flatnonzero(labels[:, 0] >= 0)[0])
-    labels[first, 0] = -1 if lacking else labels[first, 0]
+    first_number = int(np.flatnonzero(labels[:, 0] >= 0)[0])
+    labels[first_number, 0] = -1 if lacking else labels[first_number, 0]
     np.savez(path.parent / "golden.npz", **data, label=labels)
     count = int((labels >= 0).sum())
     (engine,) = enginesmith.build(path, registry=built[0] / "registry", precisions=["fp32"]).engines

@@ -35,8 +35,8 @@ def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
     onnx.save(model, folder / "encoder.onnx")
     golden = arrays(folder / "golden.npz")
     encode, decode = (opens(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
-    hidden = encode({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
-    logits = decode({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    hidden_values = encode({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
+    logits = decode({"y": golden["decoder.y"], "memory": hidden_values, "mask": golden["mask"]})["logits"]
     np.savez(folder / "golden.npz", **golden, label=logits.argmax(-1))
     return path
 
@@ -50,8 +50,8 @@ def test_an_ensembles_metric_is_measured_stored_and_measured_again_elsewhere(tmp
     manifest = load(store, "pair", "1")
     assert manifest.metrics == {"cpu fp32 ensemble": {"accuracy": 1.0}}
     with local_context(store, store.uri) as context:
-        (attested,) = validate(manifest, context)
-    assert (attested.verdict, engine.entry.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
+        (judgement,) = validate(manifest, context)
+    assert (judgement.verdict, engine.entry.checks["passed"]) == ("proven", int(judgement.reason.split()[0]))
     assert enginesmith.build(path, registry=registry).cached
 
 

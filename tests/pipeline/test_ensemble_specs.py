@@ -71,7 +71,7 @@ def test_commands_for_one_graph_name_the_remedy(tmp_path: Path) -> None:
 def test_a_catalog_builds_graphs_only_with_their_ensemble(tmp_path: Path) -> None:
     path = write_ensemble(tmp_path / "project")
     with gather_specs(str(path.parent), None) as specs:
-        assert [str(each) for each in specs] == [str(path)]
+        assert [str(spec) for spec in specs] == [str(path)]
 
 
 def test_ensemble_data_without_an_input_is_refused(tmp_path: Path) -> None:
@@ -94,19 +94,19 @@ def foresee(path: Path, registry: Path, no_export: bool) -> EnsembleForecast:
 
 def test_a_plan_lists_the_graphs_and_the_ensemble(tmp_path: Path) -> None:
     path, registry = write_ensemble(tmp_path / "project", decoder={**DECODER, "precisions": ["fp32"]}), tmp_path / "reg"
-    blind = foresee(path, registry, no_export=True)
-    assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
-    assert blind.graphs["decoder"].missing == ("golden data of encoder",)
-    first = foresee(path, registry, no_export=False)
-    assert {name: result.counts["build"] for name, result in first.graphs.items()} == {"encoder": 2, "decoder": 1}
-    assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
+    blind_forecast = foresee(path, registry, no_export=True)
+    assert [unit.action for unit in blind_forecast.units] == ["unknown", "unknown"]
+    assert blind_forecast.graphs["decoder"].missing == ("golden data of encoder",)
+    forecast = foresee(path, registry, no_export=False)
+    assert {name: result.counts["build"] for name, result in forecast.graphs.items()} == {"encoder": 2, "decoder": 1}
+    assert [(unit.precision, unit.action) for unit in forecast.units] == [("fp32", "build"), ("int8", "build")]
     assert enginesmith.build(path, registry=registry).version == "1"
     for no_export in (True, False):
         after = foresee(path, registry, no_export)
         assert [unit.action for unit in after.units] == ["cached", "cached"]
     # Another limit of the whole: the engines stay, and the whole is proven again.
-    looser = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 14}}}}
-    changed = foresee(rewrite(path.parent, looser), registry, no_export=True)
+    looser_fields = {**PAIR, "limits": {"int8": {"quantization": {"sqnr_db": 14}}}}
+    changed = foresee(rewrite(path.parent, looser_fields), registry, no_export=True)
     assert [unit.action for unit in changed.units] == ["cached", "build"]
     assert changed.units[1].reason == "its engines exist; the ensemble is proven, because its proof is not recorded"
     assert [result.counts["cached"] for result in changed.graphs.values()] == [2, 1]
@@ -124,6 +124,6 @@ def test_samples_may_fill_their_own_axis_if_inputs_keep_their_graphs_names(tmp_p
     path = write_ensemble(tmp_path / "project")
     for name in ("golden", "calibration"):
         data = path.parent / f"{name}.npz"
-        np.savez(data, **{each: array[:, None] for each, array in arrays(data).items()})
+        np.savez(data, **{item: array[:, None] for item, array in arrays(data).items()})
     result = foresee(path, tmp_path / "reg", no_export=False)
     assert [result.graphs[name].counts["build"] for name in ("encoder", "decoder")] == [2, 2]

@@ -59,10 +59,10 @@ def ask_proof(store: Store, folder: Path, model: str, precision: str) -> ProveEn
     entry = next(entry for entry in manifest.engines if entry.precision == precision)
     (folder / "read").mkdir()
     (folder / "work").mkdir()
-    built = read_ensemble(manifest, store, folder / "read")
+    built_ensemble = read_ensemble(manifest, store, folder / "read")
     engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
-    chosen = next(each for each in PRECISIONS if each == precision)
-    return built.request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}))
+    chosen = next(item for item in PRECISIONS if item == precision)
+    return built_ensemble.request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}))
 
 
 def with_fault(
@@ -77,8 +77,8 @@ def with_fault(
     model.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
     model.graph.node.append(onnx.helper.make_node("Mul", ["right", "factor"], [output]))
     onnx.save(model, folder / "engine.onnx")
-    wrong = replace(blob, digest=store.put_file(folder / "engine.onnx"))
-    return replace(request, engines={**request.engines, graph: wrong})
+    wrong_blob = replace(blob, digest=store.put_file(folder / "engine.onnx"))
+    return replace(request, engines={**request.engines, graph: wrong_blob})
 
 
 def test_an_engine_two_percent_off_fails_within_the_ensemble(tmp_path: Path) -> None:
@@ -86,17 +86,17 @@ def test_an_engine_two_percent_off_fails_within_the_ensemble(tmp_path: Path) -> 
     store = build_in("int8", tmp_path)
     (tmp_path / "right").mkdir()
     (tmp_path / "wrong").mkdir()
-    right = checks_of(store, tmp_path / "right", "int8")
-    assert all(check.passed for check in right.values())
-    wrong = checks_of(store, tmp_path / "wrong", "int8", 1.02)
-    failed = wrong["engine", "golden", "sqnr_db"]
-    assert not failed.passed and failed.value == pytest.approx(35, abs=4)
-    assert (wrong["engine", "end to end", "sqnr_db"].value or 0) > 25
-    assert wrong["quantization", "golden", "sqnr_db"] == right["quantization", "golden", "sqnr_db"]
-    assert not any(case.endswith(AMONG_SOURCES) for _, case, _ in right)
-    alone = r"encoder alone 3\d\.\d+, decoder alone (inf|\d{3}.*)"
-    message = rf"with one engine among the graphs that they were built from: {alone}"
-    (sentence,) = blame(tuple(wrong.values()))
+    right_checks = checks_of(store, tmp_path / "right", "int8")
+    assert all(check.passed for check in right_checks.values())
+    wrong_checks = checks_of(store, tmp_path / "wrong", "int8", 1.02)
+    failed_check = wrong_checks["engine", "golden", "sqnr_db"]
+    assert not failed_check.passed and failed_check.value == pytest.approx(35, abs=4)
+    assert (wrong_checks["engine", "end to end", "sqnr_db"].value or 0) > 25
+    assert wrong_checks["quantization", "golden", "sqnr_db"] == right_checks["quantization", "golden", "sqnr_db"]
+    assert not any(case.endswith(AMONG_SOURCES) for _, case, _ in right_checks)
+    single_text = r"encoder alone 3\d\.\d+, decoder alone (inf|\d{3}.*)"
+    message = rf"with one engine among the graphs that they were built from: {single_text}"
+    (sentence,) = blame(tuple(wrong_checks.values()))
     assert re.fullmatch(message, sentence)
 
 
@@ -114,8 +114,8 @@ def test_a_correct_16_bit_ensemble_is_judged_by_its_own_rounding(tmp_path: Path)
 
 
 def test_the_joint_answer_of_int8_graphs_is_judged_by_its_decisions(tmp_path: Path) -> None:
-    drawn, classes = np.random.default_rng(0), np.arange(200) % 10
-    right = (4 * np.eye(10)[classes] + drawn.normal(size=(200, 10)) / 10).astype(np.float32)
+    rng, classes = np.random.default_rng(0), np.arange(200) % 10
+    right_number = (4 * np.eye(10)[classes] + rng.normal(size=(200, 10)) / 10).astype(np.float32)
     ids = (np.arange(200) % 40).astype(np.int64)
 
     class Answers(Session):
@@ -131,7 +131,7 @@ def test_the_joint_answer_of_int8_graphs_is_judged_by_its_decisions(tmp_path: Pa
                 "ids": np.where(np.arange(200) < self.other, 39, ids),
             }
 
-    golden = GoldenSet([Case("golden 0", "golden", {"x": right}, Answers().run({"x": right}))])
+    golden = GoldenSet([Case("golden 0", "golden", {"x": right_number}, Answers().run({"x": right_number}))])
 
     def failed(candidate: Session, precision: Precision = "int8", **limits: float) -> set[str]:
         stages = Stages(lambda _: nullcontext(), {}, precision, {"quantization": limits}, (), tmp_path)  # type: ignore[arg-type]
@@ -141,8 +141,8 @@ def test_the_joint_answer_of_int8_graphs_is_judged_by_its_decisions(tmp_path: Pa
             if not check.passed
         }
 
-    decided = {"max_classes_lost", "max_decisions_changed"}
+    names = {"max_classes_lost", "max_decisions_changed"}
     assert failed(Answers(other=3)) == set()
-    assert failed(Answers(lost=7)) >= decided and not failed(Answers(lost=7), argmax_agreement=0.5) & decided
-    assert not failed(Answers(lost=7), "fp32") & decided
+    assert failed(Answers(lost=7)) >= names and not failed(Answers(lost=7), argmax_agreement=0.5) & names
+    assert not failed(Answers(lost=7), "fp32") & names
     assert failed(Answers(other=40)) >= {"agreement"}

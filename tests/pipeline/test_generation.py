@@ -29,5 +29,5 @@ def test_a_pulled_decoder_answers_prompts_like_its_model(built: tuple[Path, Any]
     assert [state["input"] for state in json.loads(pulled_engine.description.read_text())["state"]] == ["past"]
     answers = enginesmith.Generator.opened(pulled_engine).generate(PROMPTS)
     assert [len(answer) for answer in answers] == [6, 6]
-    plain = enginesmith.pull("decoder@1", registry=registry, dest=tmp_path / "onnx", target="sm_89", fallback="onnx")
-    assert enginesmith.Generator.opened(plain).generate(PROMPTS) == answers
+    engine = enginesmith.pull("decoder@1", registry=registry, dest=tmp_path / "onnx", target="sm_89", fallback="onnx")
+    assert enginesmith.Generator.opened(engine).generate(PROMPTS) == answers

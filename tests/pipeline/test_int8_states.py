@@ -46,10 +46,10 @@ def test_quantized_engines_with_int8_states_are_proven(built: tuple[Path, Any], 
         streams, types = streams_of(pulled_engine)
         (state,) = types.keys() - {"x"}
         assert types[state] == kind
-        described = {
+        described_dtypes = {
             item["name"]: item["dtype"] for item in json.loads(pulled_engine.description.read_text())["inputs"]
         }
-        assert described[state] == kind[7:-1].replace("float", "float32")
+        assert described_dtypes[state] == kind[7:-1].replace("float", "float32")
         answers[precision] = np.stack([streams.run({"x": x[step : step + 1]})["y"] for step in range(12)])
     for precision in ("int8", "int8-dynamic"):
         assert 0 < np.abs(answers[precision] - answers["fp32"]).max() < 0.15 * np.abs(answers["fp32"]).max()

@@ -37,13 +37,13 @@ def test_a_build_publishes_proven_unproven_and_refused_engines(built: Project) -
 
 
 def test_a_repeated_build_is_cached_and_takes_under_three_seconds_of_cpu(built: Project) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "enginesmith", "build", built.spec, "--registry", built.registry, "--json"]
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     outcome = json.loads(result.stdout)
     assert outcome["cached"] is True and outcome["version"] == "1"
-    assert sum(after[:2]) - sum(before[:2]) < 3
+    assert sum(after[:2]) - sum(usage_before[:2]) < 3
     assert [item["version"] for item in built.run("list", "tiny", "--json").json] == ["1"]
     assert built.run("registry", "fsck", "--json").code == 0
 
@@ -108,35 +108,35 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert "2 engines failed; there is none to pull" in text and "tiny@" not in text and "enginesmith pull" not in text
     assert project.run("report", page.with_suffix(".json"), "--out", project.folder / "again.html").code == 0
     assert (project.folder / "again.html").read_text() == text
-    before = page.stat().st_mtime_ns
-    assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == before
-    assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > before
+    mtime_before = page.stat().st_mtime_ns
+    assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == mtime_before
+    assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > mtime_before
     assert project.run("registry", "fsck").code == 0
 
 
 def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:
     built.change_spec(validation={"limits": {"int8": {"engine": {"max_abs": 0.0}}}})
-    done = built.build()
-    assert done.code == 1
-    status = units(done.json, "status")
+    done_build = built.build()
+    assert done_build.code == 1
+    status = units(done_build.json, "status")
     assert status["cpu int8"] == "failed" and status["cpu fp32"] == "proven"
-    result = built.run("pull", f"tiny@{done.json['version']}", "--target", "cpu", "--precision", "int8")
+    result = built.run("pull", f"tiny@{done_build.json['version']}", "--target", "cpu", "--precision", "int8")
     assert result.code == 2 and "failed" in result.err
 
 
 def test_a_failed_build_names_a_repeating_command(project: Project) -> None:
     # The first look at a job comes as soon as it has started, and a microsecond has passed by then.
     project.change_spec(build={"timeout_s": 1e-6}, precisions=["fp32"], targets=["cpu"], calibration=None)
-    (failed,) = project.build().json["engines"]
-    words = shlex.split(failed["failure"]["reproduce"])
+    (failed_engine,) = project.build().json["engines"]
+    words = shlex.split(failed_engine["failure"]["reproduce"])
     assert words[:3] == ["enginesmith", "build", str(project.spec)]
     assert words[words.index("--registry") + 1] == project.registry.as_uri()
     assert "export: cached" in project.build(*words[5:]).err
 
 
 def test_a_quantized_model_stays_unchanged_and_has_no_other_precision(built: Project, project: Project) -> None:
-    quantized = next(u for u in built.run("plan", built.spec, "--json").json["units"] if u["precision"] == "int8")
-    blob = quantized["request"]["model"]
+    quantized_unit = next(u for u in built.run("plan", built.spec, "--json").json["units"] if u["precision"] == "int8")
+    blob = quantized_unit["request"]["model"]
     model = (built.registry / "blobs" / "sha256" / blob[:2] / blob).read_bytes()
     (project.folder / "tiny.onnx").write_bytes(model)
     project.change_spec(calibration=None, targets=["cpu"])
@@ -147,19 +147,19 @@ def test_a_quantized_model_stays_unchanged_and_has_no_other_precision(built: Pro
 
 
 def test_a_pulled_engine_runs_with_only_onnxruntime(built: Project) -> None:
-    pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
-    session = ort.InferenceSession(pulled["path"], providers=["CPUExecutionProvider"])
+    pulled_document = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
+    session = ort.InferenceSession(pulled_document["path"], providers=["CPUExecutionProvider"])
     data = arrays(built.folder / "golden.npz")
     (logits,) = session.run(None, {"x": data["x"][:8]})
     assert (logits.argmax(-1) == data["label"][:8]).mean() >= 0.75
-    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
-    assert beside["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["batch", 8]}
-    assert beside["profiles"][0]["inputs"][0] == ["x", [1, 8], [4, 8], [8, 8]]
+    extra_document = json.loads(Path(pulled_document["path"]).with_suffix(".json").read_text())
+    assert extra_document["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["batch", 8]}
+    assert extra_document["profiles"][0]["inputs"][0] == ["x", [1, 8], [4, 8], [8, 8]]
 
 
 def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built: Project) -> None:
     channel = built.registry / "models" / "tiny" / "channels" / "candidate.json"
-    before = channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))
+    data_before = channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))
     model = onnx.load(built.folder / "tiny.onnx")
     model.doc_string = "a comment"
     onnx.save(model, built.folder / "tiny.onnx")
@@ -167,7 +167,7 @@ def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built
     assert "export: done" in result.err and rebuilt(result.json) == set()
     assert (result.json["version"], result.json["same_as"], result.json["cached"]) == ("1", "tiny@1", True)
     assert "tiny: same as tiny@1" in result.err
-    assert (channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))) == before
+    assert (channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))) == data_before
     built.change_spec(timeouts={"proof_s": 999.0})
     assert (
         "engines and proofs are equal to those of tiny@1: nothing was published" in built.run("build", built.spec).out

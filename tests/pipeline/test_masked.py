@@ -29,8 +29,8 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     spec = yaml.safe_load((folder / "model.yaml").read_text())
     assert spec["inputs"]["attention_mask"]["shape"] == MASK
     assert spec["state"]["past_key_values.0.key"] == {"output": "present.0.key", "initial": 0}
-    ends = {"batch": (1, 1, 4), "sequence_length": (1, 1, 8), "past_sequence_length": (0, 8, 40)}
-    spec["dims"] = {name: dict(zip(("min", "opt", "max"), sizes, strict=True)) for name, sizes in ends.items()}
+    end_fields = {"batch": (1, 1, 4), "sequence_length": (1, 1, 8), "past_sequence_length": (0, 8, 40)}
+    spec["dims"] = {name: dict(zip(("min", "opt", "max"), sizes, strict=True)) for name, sizes in end_fields.items()}
     data = {"sequence": "text", "steps": {"sequence_length": "step"}}
     spec |= {"precisions": ["fp32", "int8"], "backends": {"onnxruntime": {}}, "validation": {"latency": "off"}}
     spec |= {name: {"data": f"{name}.npz", **data} for name in ("golden", "calibration")}
@@ -64,20 +64,20 @@ def test_a_pulled_engine_answers_a_padded_prompt_like_the_module(built, tmp_path
     for begin, end in ((0, 4), (4, 5), (5, 6)):
         step = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end], "position_ids": places[:, begin:end]}
         items.append(streams.run(step)["logits"])
-    empty = [torch.zeros(2, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
+    empty_arrays = [torch.zeros(2, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
     with torch.no_grad():
-        expected = make_masked()(*map(torch.tensor, (ids, mask, places)), *empty)[0].numpy()
-    seen = mask.astype(bool)
-    np.testing.assert_allclose(np.concatenate(items, 1)[seen], expected[seen], atol=1e-5)
+        expected = make_masked()(*map(torch.tensor, (ids, mask, places)), *empty_arrays)[0].numpy()
+    seen_mask = mask.astype(bool)
+    np.testing.assert_allclose(np.concatenate(items, 1)[seen_mask], expected[seen_mask], atol=1e-5)
 
 
 def go_on(prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens behind a prompt, by the module."""
-    tokens, empty = list(prompt), [torch.zeros(1, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
+    tokens, empty_arrays = list(prompt), [torch.zeros(1, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
     with torch.no_grad():
         for _ in range(count):
             ids = torch.tensor([tokens])
-            logits = make_masked()(ids, torch.ones_like(ids), torch.arange(len(tokens))[None], *empty)[0]
+            logits = make_masked()(ids, torch.ones_like(ids), torch.arange(len(tokens))[None], *empty_arrays)[0]
             tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
@@ -86,8 +86,8 @@ def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built,
     pulled_engine = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]
     generator = enginesmith.Generator.opened(pulled_engine, ids="input_ids")
-    result = generator.generate([Prompt(each, most=7) for each in prompts])
-    assert result == [go_on(each, 7) for each in prompts]
+    result = generator.generate([Prompt(prompt, most=7) for prompt in prompts])
+    assert result == [go_on(prompt, 7) for prompt in prompts]
 
 
 def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ def said(project: Project) -> str:
 
 
 def test_a_model_of_an_old_opset_has_the_users_name(project: Project) -> None:
-    old = build("float[batch,8] x", "float[batch,8] logits", "logits = Relu(x)", {}, 5)
-    onnx.save(old, project.folder / "tiny.onnx")
+    old_build = build("float[batch,8] x", "float[batch,8] logits", "logits = Relu(x)", {}, 5)
+    onnx.save(old_build, project.folder / "tiny.onnx")
     assert said(project).startswith(f"error: {project.folder}/tiny.onnx: onnxruntime has no operator Relu of opset 5; ")
 
 

@@ -80,9 +80,9 @@ def test_a_dim_is_padded_by_every_input_that_has_it(project: Project) -> None:
     inputs = {"x": {**x, "pad": 0}, "h": {"shape": ["batch", 4], "pad": 0}}
     lines = mistakes(project, inputs=inputs, state={"h": {"output": "hn", "initial": 0}})
     assert any("a model with state is not padded; remove pad" in line for line in lines)
-    summed = {"x": {**x, "pad": 0}, "mask": {"shape": [1, "batch + 1"]}}
+    fields = {"x": {**x, "pad": 0}, "mask": {"shape": [1, "batch + 1"]}}
     assert any(
-        "part of a sum of dims, and those are not padded" in line for line in mistakes(project, state={}, inputs=summed)
+        "part of a sum of dims, and those are not padded" in line for line in mistakes(project, state={}, inputs=fields)
     )
 
 
@@ -308,8 +308,8 @@ def test_both_parsers_read_ordinary_specs_equally(spec):
             return [flat(item) for item in node.value]
         return node.tag, node.value, node.start_mark.line
 
-    quick = _quickly_composed(spec.read_text())
-    assert quick is not None and flat(quick) == flat(yaml.compose(spec.read_text(), Loader=yaml.SafeLoader))
+    quick_node = _quickly_composed(spec.read_text())
+    assert quick_node is not None and flat(quick_node) == flat(yaml.compose(spec.read_text(), Loader=yaml.SafeLoader))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 1000, "a: [\n", "a: b: c"])

@@ -34,11 +34,11 @@ def test_several_metrics_are_read_in_order_and_survive_json(project: Project) ->
     spec = with_metric(
         project, [{**CTC, "space": 3, "word_error": 0.1}, {"name": "top_k", "output": "logits", "floor": None}]
     )
-    first, second = metrics_of(spec)
-    assert first == TextMetric("logits", space=3, floor=0.9, word_error=0.1, against="labels")
-    assert first.limits == {"equal_texts": 0.9, "word_error": 0.1}
-    assert second == TopKMetric("logits", against="labels")
-    assert decode(encode(first), TaskMetric) == first and decode(encode(second), TaskMetric) == second
+    first_metric, metric = metrics_of(spec)
+    assert first_metric == TextMetric("logits", space=3, floor=0.9, word_error=0.1, against="labels")
+    assert first_metric.limits == {"equal_texts": 0.9, "word_error": 0.1}
+    assert metric == TopKMetric("logits", against="labels")
+    assert decode(encode(first_metric), TaskMetric) == first_metric and decode(encode(metric), TaskMetric) == metric
     assert metrics_of(ModelSpec.model_validate(spec.model_dump(mode="json"))) == metrics_of(spec)
 
 

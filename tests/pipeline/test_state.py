@@ -73,11 +73,11 @@ def test_a_pulled_engine_answers_sequences_like_the_model(built: tuple[Path, Any
 def record_steps(folder: Path, streams: Any, steps: list[dict[str, np.ndarray]]) -> None:
     """Traffic: bare.jsonl has what a caller gives, whole.jsonl the states, too."""
     names = ("bare", "whole")
-    bare, whole = (enginesmith.Recorder(folder / f"{name}.jsonl") for name in names)
-    with bare, whole:
+    bare_recorder, whole_recorder = (enginesmith.Recorder(folder / f"{name}.jsonl") for name in names)
+    with bare_recorder, whole_recorder:
         for index, step in enumerate(steps):
-            bare.append(step, at=1.0 + index / 100)
-            whole.append(streams.complete(step), at=1.0 + index / 100)
+            bare_recorder.append(step, at=1.0 + index / 100)
+            whole_recorder.append(streams.complete(step), at=1.0 + index / 100)
             streams.run(step)
 
 
@@ -100,16 +100,16 @@ def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, A
     with pytest.raises(DataError, match=message):
         replayed_verdict(registry, outcome.model, tmp_path / "bare.jsonl")
     assert replayed_verdict(registry, outcome.model, tmp_path / "whole.jsonl") == "INSUFFICIENT", "12 steps are few"
-    observed = [json.loads(line) for line in (tmp_path / "out/candidate.jsonl").read_text().splitlines()]
-    steps = [line for line in observed if "request" in line]
+    observed_documents = [json.loads(line) for line in (tmp_path / "out/candidate.jsonl").read_text().splitlines()]
+    steps = [line for line in observed_documents if "request" in line]
     assert len(steps) == 12 and all(line["ok"] and not line["flipped"] for line in steps)
 
 
 def test_show_lists_the_golden_sets_sequences(built: tuple[Path, Any]) -> None:
     folder, outcome = built
     store = open_store(str(folder.parent / "registry"))
-    shown = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
-    assert shown.sequences == (12,) * 4, "three, and these side by side"
+    shown_fields = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
+    assert shown_fields.sequences == (12,) * 4, "three, and these side by side"
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_without_data_inputs_are_random_and_states_come_from_the_model(tmp_path:
 
 def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
     metric = {"name": "accuracy", "output": "y", "floor": 1.0}
-    labelled = change(change(RECURRENT, "golden/labels", "wanted"), "golden/metric", metric)
-    path = write_stateful(tmp_path / "project", {**labelled, "precisions": ["fp32"]})
+    labelled_change = change(change(RECURRENT, "golden/labels", "wanted"), "golden/metric", metric)
+    path = write_stateful(tmp_path / "project", {**labelled_change, "precisions": ["fp32"]})
     spec, data = load_spec(path), arrays(path.parent / "golden.npz")
     streams = enginesmith.Streams(opens(path.parent / "model.onnx"), spec.tensors(), spec.states())
     expected = []

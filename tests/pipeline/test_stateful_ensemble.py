@@ -34,16 +34,16 @@ def test_the_ensemble_is_proven_step_by_step_and_free_running(built: tuple[Path,
     reports = {report["precision"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
     stages = {"fp32": {"engine"}, "int8": {"quantization", "engine"}}
     for precision, report in reports.items():
-        judged = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
+        checks = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
         for case in ("golden", "free running"):
-            result = {check["stage"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
+            result = {check["stage"] for check in checks if (check["case"], check["output"]) == (case, "decoder.y")}
             assert result == stages[precision]
         courses = {result["stage"]: result for result in report["free_running"] if result["output"] == "decoder.y"}
         assert courses.keys() == stages[precision]
         cases = [item["case"] for item in courses["engine"]["sequences"]]
-        assert cases == [*(f"sequence {at}" for at in range(4)), "sequences side by side"]
-        single = courses["engine"]["single_db"]  # by token; the first step has three of them
-        assert all(isinstance(level, float) or level == "inf" for level in (single[0], *single[3:]))
+        assert cases == [*(f"sequence {index}" for index in range(4)), "sequences side by side"]
+        single_db = courses["engine"]["single_db"]  # by token; the first step has three of them
+        assert all(isinstance(level, float) or level == "inf" for level in (single_db[0], *single_db[3:]))
     assert {result.stage for engine in outcome.engines for result in engine.free_running} == stages["int8"]
     assert "free running" in (place / "report.html").read_text()
 
@@ -73,16 +73,16 @@ def test_streams_of_a_pulled_ensemble_answer_like_the_models(built: tuple[Path, 
     golden = arrays(folder / "project" / "golden.npz")
     source = golden["encoder.source"][:: len(STEPS)][:3]
     tokens = golden["decoder.x"].reshape(4, len(STEPS), 8)[:3]
-    memory, past = encoder({"source": source})["hidden"], np.zeros((3, 0, 8), np.float32)
+    memory, past_array = encoder({"source": source})["hidden"], np.zeros((3, 0, 8), np.float32)
     streams.hold({"encoder.source": source})
     for begin, end in ((0, 3), (3, 4), (4, 5), (5, 6)):
         x = tokens[:, begin:end]
-        expected = decoder({"x": x, "memory": memory, "past": past})
-        past = expected["present"]
+        expected = decoder({"x": x, "memory": memory, "past": past_array})
+        past_array = expected["present"]
         np.testing.assert_allclose(streams.run({"decoder.x": x})["decoder.y"], expected["y"], atol=1e-5)
     assert runs == ["encoder", *["decoder"] * 4]
     streams.keep([2, 0])
-    expected = decoder({"x": x[[2, 0]], "memory": memory[[2, 0]], "past": past[[2, 0]]})
+    expected = decoder({"x": x[[2, 0]], "memory": memory[[2, 0]], "past": past_array[[2, 0]]})
     np.testing.assert_allclose(streams.run({"decoder.x": x[[2, 0]]})["decoder.y"], expected["y"], atol=1e-5)
     streams.run({"decoder.x": x[[2, 0]]})
     with pytest.raises(DataError, match=r"state 'decoder\.past' has reached decoder\.length=9, but the model accepts"):
@@ -144,7 +144,7 @@ def test_keys_that_contradict_state_are_reported(path: str, value: Any, message:
 
 
 def test_sequences_without_a_state_are_refused(tmp_path: Path) -> None:
-    stateless = {key: value for key, value in DECODER.items() if key != "state"}
-    stateless["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
-    path = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
+    stateless_values = {key: value for key, value in DECODER.items() if key != "state"}
+    stateless_values["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
+    path = write_stateful_ensemble(tmp_path / "none", decoder=stateless_values)
     assert_refused(path, "golden.sequence is for ensembles with state, and no graph has one")

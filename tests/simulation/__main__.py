@@ -49,28 +49,28 @@ class Progress:
     def read(cls, state: Path, sources: str) -> "Progress":
         """What a file has of these sources; none of them if it has other ones, which then are `earlier`."""
         git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-        fresh = cls(sources, git.stdout.strip())
+        fresh_cls = cls(sources, git.stdout.strip())
         if not state.exists():
-            return fresh
-        stored = json.loads(state.read_text())
-        if stored.get("sources") == sources:
-            return cls(**{**stored, "failed": tuple(stored["failed"]), "earlier": tuple(stored["earlier"])})
-        earlier = stored.pop("earlier", ())
-        return replace(fresh, earlier=(*earlier, stored))
+            return fresh_cls
+        document = json.loads(state.read_text())
+        if document.get("sources") == sources:
+            return cls(**{**document, "failed": tuple(document["failed"]), "earlier": tuple(document["earlier"])})
+        earlier_item = document.pop("earlier", ())
+        return replace(fresh_cls, earlier=(*earlier_item, document))
 
     def write(self, state: Path) -> None:
         """Replace the file at once, so that a process that is killed leaves the old one or the new one."""
         state.parent.mkdir(exist_ok=True)
-        fresh = state.with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self), indent=1))
-        fresh.replace(state)
+        fresh_path = state.with_suffix(".new")
+        fresh_path.write_text(json.dumps(asdict(self), indent=1))
+        fresh_path.replace(state)
 
 
 def digest_of_sources() -> str:
     """Digest of the code, without docstrings and comments, of all modules of this tree that are loaded, which are those
     that a seed runs, without those that only start the seeds or plant bugs."""
-    beside = {"__main__", __name__, "tests.simulation.mutants"}
-    names = [name for name in sys.modules if name.partition(".")[0] in (*ROOMS, "tests") and name not in beside]
+    extra_texts = {"__main__", __name__, "tests.simulation.mutants"}
+    names = [name for name in sys.modules if name.partition(".")[0] in (*ROOMS, "tests") and name not in extra_texts]
     files = {name: sys.modules[name].__file__ for name in sorted(names)}
     digest = hashlib.sha256()
     for name, file in files.items():
@@ -97,22 +97,22 @@ def main() -> int:
         "--planted", nargs="?", const="", metavar="TEXT", help="look for the planted bugs whose names have this text"
     )
     options = parser.parse_args()
-    for indexed in (False, True):  # before a bug is planted
-        beginning(indexed)
+    for is_indexed in (False, True):  # before a bug is planted
+        beginning(is_indexed)
     if options.planted is not None:
         return find_planted(options.planted, options.first or 0, options.end if options.end != 1_000_000 else 10_000)
     if options.first is not None:
         return run_seeds(Progress("", next=options.first), options.end, None)
-    begun = Progress.read(STATE, digest_of_sources())
-    if begun.earlier and not begun.next:
-        print(f"other sources passed earlier, which does not count for these: {begun.earlier[-1]}")
-    print(f"seeds {begun.next} to {options.end} on sources {begun.sources}, commit {begun.commit}", flush=True)
-    return run_seeds(begun, options.end, STATE)
+    content = Progress.read(STATE, digest_of_sources())
+    if content.earlier and not content.next:
+        print(f"other sources passed earlier, which does not count for these: {content.earlier[-1]}")
+    print(f"seeds {content.next} to {options.end} on sources {content.sources}, commit {content.commit}", flush=True)
+    return run_seeds(content, options.end, STATE)
 
 
 def run_seeds(begun: Progress, end: int, state: Path | None) -> int:
     """Run seeds on all cores, and print each failure; 1 if there was one, in this call or before."""
-    done, began, rate_text = begun, time.monotonic(), 0.0
+    done, start_s, rate_text = begun, time.monotonic(), 0.0
     with _pool() as pool:
         parts = ((start, min(start + _PART, end)) for start in range(begun.next, end, _PART))
         for last, failures in pool.imap(_run_part, parts):
@@ -121,7 +121,7 @@ def run_seeds(begun: Progress, end: int, state: Path | None) -> int:
             done = replace(done, next=last, failed=(*done.failed, *(failure.seed for failure in failures)))
             if state is not None:
                 done.write(state)
-            passed_s = time.monotonic() - began
+            passed_s = time.monotonic() - start_s
             if sys.stderr.isatty() or passed_s > rate_text + _LINE_S:
                 rate_text, rate = passed_s, (last - begun.next) / passed_s
                 line = f"{last} seeds, {len(done.failed)} failed, {rate:.0f} per second, {(end - last) / rate:.0f} s"
@@ -159,19 +159,19 @@ def show(failure: Failure) -> None:
 
 def find_planted(text: str, first: int, end: int) -> int:
     """Look for each planted bug whose name has a text, seed by seed; 1 if one is not found."""
-    planted = [(name, first, end) for name in MUTANTS if text in name]
-    missed = 0
+    planted_names = [(name, first, end) for name in MUTANTS if text in name]
+    missed_number = 0
     with _pool() as pool:
-        for name, seed in pool.imap_unordered(_find_one, planted):
-            missed += seed is None
+        for name, seed in pool.imap_unordered(_find_one, planted_names):
+            missed_number += seed is None
             print(f"{'not found' if seed is None else f'seed {seed}':>10}  {name}", flush=True)
-    return min(missed, 1)
+    return min(missed_number, 1)
 
 
 def _find_one(state: tuple[str, int, int]) -> tuple[str, int | None]:
     """A planted bug's name, and the first seed that shows it."""
-    name, first, end = state
-    for seed in range(first, end):
+    name, first_item, end = state
+    for seed in range(first_item, end):
         if seed % _PART == 0:
             gc.collect()
         with MUTANTS[name]():

@@ -61,9 +61,9 @@ class Registry:
             pairs = [(entry, registries.approval(entry))]
             if pause:
                 self.world.sleep(pause)
-            published = publish(self.store, draft, pairs, wanted_version=version, why=number)
-            digests.append(published.digest)
-            return published.version
+            published_manifest = publish(self.store, draft, pairs, wanted_version=version, why=number)
+            digests.append(published_manifest.digest)
+            return published_manifest.version
 
         digests: list[str] = []
         call = self.world.call(f"publish {content}", work)
@@ -88,9 +88,9 @@ class Registry:
 
         def work() -> str:
             manifest = lookup.load(self.store, MODEL, version)
-            which = (MODEL, version, manifest.digest)
-            file, at = digest_of_bytes(ATTACHED), "2026-01-02T00:00:00+00:00"
-            attachment = Attachment("cache.bin", "cache", *which, file, len(ATTACHED), "ada", at)
+            models = (MODEL, version, manifest.digest)
+            file, text = digest_of_bytes(ATTACHED), "2026-01-02T00:00:00+00:00"
+            attachment = Attachment("cache.bin", "cache", *models, file, len(ATTACHED), "ada", text)
             path: Any = SimpleNamespace(read_bytes=lambda: ATTACHED)
             return add_attachment(self.store, manifest, attachment, path)[0].digest
 
@@ -129,8 +129,8 @@ class Registry:
         """The call. Raises Violation if it was acknowledged, and no state that the channel had meanwhile shows it.
         stale_s: how long before the call a state counts, too."""
         if call.acknowledged and self.world.name != "beginning":
-            since = call.at - timedelta(seconds=stale_s) if stale_s else None
-            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0, since)
+            start_time = call.at - timedelta(seconds=stale_s) if stale_s else None
+            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0, start_time)
             if not any(map(shows, states)):
                 raise Violation(f"{call.what} was acknowledged, and {channel} does not show it")
         return call
@@ -142,22 +142,22 @@ class Registry:
         ago counts. What a writer finds by a stale list may go into the index, which the next collection mends."""
 
         def work() -> str:
-            (listed,) = (entry for entry in index.list_all(self.store) if entry.model == MODEL)
-            versions.extend(listed.versions)
-            return listed.channels["stable"]
+            (listed_entry,) = (entry for entry in index.list_all(self.store) if entry.model == MODEL)
+            versions.extend(listed_entry.versions)
+            return listed_entry.channels["stable"]
 
         versions: list[str] = []
-        before = {
+        texts_before = {
             str(call.result) for call in self.world.calls if call.what.startswith("publish") and call.acknowledged
         }
         call = self.world.call("list", work)
-        there = set(filter(self.has, before))
+        other_filter = set(filter(self.has, texts_before))
         temper = self.world.temper
-        exact = mended or not temper.stale
-        if call.acknowledged and exact and there - set(versions):
-            raise Violation(f"a list has {versions}, and not {sorted(there)}")
-        if call.acknowledged and mended and (gone := {v for v in versions if not self.has(v)}):
-            raise Violation(f"a list has {sorted(gone)}, which are gone")
+        is_exact = mended or not temper.stale
+        if call.acknowledged and is_exact and other_filter - set(versions):
+            raise Violation(f"a list has {versions}, and not {sorted(other_filter)}")
+        if call.acknowledged and mended and (gone_versions := {v for v in versions if not self.has(v)}):
+            raise Violation(f"a list has {sorted(gone_versions)}, which are gone")
         late_s = 0.0 if self.world.calm or not temper.stale else temper.stale_s
         return self._took_effect(call, "stable", lambda state: state.version == call.result, late_s)
 
@@ -214,24 +214,24 @@ class Registry:
         """Locate a version and read its engine, as a node does. Raises Violation for an answer that was never right."""
 
         def work() -> str:
-            located = VersionLocator(self.store, node=node).locate(parse_reference(reference))
-            for entry in located.manifest.engines:
+            locate = VersionLocator(self.store, node=node).locate(parse_reference(reference))
+            for entry in locate.manifest.engines:
                 self.store.read_blob(str(entry.digest))
-            return located.manifest.digest
+            return locate.manifest.digest
 
         call = self.world.call(f"pull {reference}{f' by {node.name}' if node else ''}", work)
         if call.acknowledged and ":" in reference:
-            right = self.rules.served_between(reference, node, call.began, call.ended or 0)
-            if call.result not in right:
-                short = sorted(digest[:12] for digest in right)
-                raise Violation(f"{call.what} gave {str(call.result)[:12]}, and the channel served {short}")
+            right_names = self.rules.served_between(reference, node, call.began, call.ended or 0)
+            if call.result not in right_names:
+                short_digests = sorted(digest[:12] for digest in right_names)
+                raise Violation(f"{call.what} gave {str(call.result)[:12]}, and the channel served {short_digests}")
         return call
 
     def mirror(self) -> Call:
         """Copy what stable leads to, and the channel's move, to the other site."""
         assert self.site is not None
-        dest, stable = self.site.store, [parse_reference(f"{MODEL}:stable")]
-        return self.world.call("mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions)
+        dest, references = self.site.store, [parse_reference(f"{MODEL}:stable")]
+        return self.world.call("mirror", lambda: mirror(self.store, references, dest, with_channels=True).versions)
 
     def watch(self, number: int, looks: int = 1, pause: float = 0.0) -> Call:
         """Some looks of a new process that watches `stable` into a folder. Raises Violation as `pull`."""
@@ -252,8 +252,8 @@ class Registry:
 
         def work() -> str:
             decided_on, manifest = self._decide(number, "stable"), lookup.load(self.store, MODEL, version)
-            who = self._operator(number)
-            return operations.start(self.store, manifest, "stable", plan, who, decided_on=decided_on).id
+            operator = self._operator(number)
+            return operations.start(self.store, manifest, "stable", plan, operator, decided_on=decided_on).id
 
         call = self.world.call(f"rollout start {version}", work)
         return self._took_effect(call, "stable", lambda state: _decided(state, "started", number))
@@ -284,8 +284,8 @@ class Registry:
 
     def resume(self) -> None:
         """Resume a rollout that somebody who is gone had paused."""
-        running = channel_writes.read_rollout(self.store, MODEL, "stable")
-        if running and running.state == "paused":
+        running_rollout = channel_writes.read_rollout(self.store, MODEL, "stable")
+        if running_rollout and running_rollout.state == "paused":
             operations.resume(self.store, MODEL, "stable", self._operator(self._number()))
 
     def advance(self) -> Call:
@@ -304,11 +304,11 @@ class Registry:
         """Three nodes report of the rollout that runs."""
 
         def work() -> int:
-            running = channel_writes.read_rollout(self.store, MODEL, "stable")
-            for node in NODES[:3] if running else ():
-                at = format_time(self.store.now())
-                report = NodeReport(node.name, "", running.version, at, at, failure)  # type: ignore[union-attr, arg-type]
-                key = report_key(MODEL, "stable", running.id, node.name)  # type: ignore[union-attr]
+            running_rollout = channel_writes.read_rollout(self.store, MODEL, "stable")
+            for node in NODES[:3] if running_rollout else ():
+                time = format_time(self.store.now())
+                report = NodeReport(node.name, "", running_rollout.version, time, time, failure)  # type: ignore[union-attr, arg-type]
+                key = report_key(MODEL, "stable", running_rollout.id, node.name)  # type: ignore[union-attr]
                 write_report(self.store, key, report, self.store.read(key))
             return len(NODES)
 
@@ -318,9 +318,9 @@ class Registry:
         """A node reports outside of a rollout, by which a collection sets how many shall."""
 
         def work() -> str:
-            at, node = format_time(self.store.now()), NODES[number].name
+            time, node = format_time(self.store.now()), NODES[number].name
             key = report_key(MODEL, "stable", OUTSIDE, node)
-            write_report(self.store, key, NodeReport(node, "", "1", at, at), self.store.read(key))
+            write_report(self.store, key, NodeReport(node, "", "1", time, time), self.store.read(key))
             return node
 
         return self.world.call(f"node {number} reports outside", work)

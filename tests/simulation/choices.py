@@ -42,14 +42,14 @@ def shorten(script: Sequence[int], still_fails: Callable[[Sequence[int]], bool])
 
     size = max(1, len(kept_places) // 2)
     while kept_places:
-        start, shorter = 0, False
+        start, is_shorter = 0, False
         while start < len(kept_places):
             rest = kept_places[:start] + kept_places[start + size :]
             if still_fails(expand(rest)):
-                kept_places, shorter = rest, True
+                kept_places, is_shorter = rest, True
             else:
                 start += size
-        if size == 1 and not shorter:
+        if size == 1 and not is_shorter:
             break
         size = max(1, size // 2)
     shorter_script = expand(kept_places)

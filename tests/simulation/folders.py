@@ -54,13 +54,13 @@ class Folder:
 
     def check(self) -> None:
         """Raise Violation unless the folder leads to nothing, or to a whole engine and its description."""
-        current = self.path and self.path / "current"
-        if not current or not os.path.lexists(current):
+        current_path = self.path and self.path / "current"
+        if not current_path or not os.path.lexists(current_path):
             return
-        paths = sorted(current.glob("*.json"))
+        paths = sorted(current_path.glob("*.json"))
         if len(paths) != 1:
             raise Violation(f"a watched folder has {len(paths)} descriptions")
-        described = json.loads(paths[0].read_bytes())
-        engine = current / described["file"]
-        if not engine.is_file() or digest_of_file(engine) != described["digest"]:
-            raise Violation(f"a watched folder has no whole engine of {described['version']}")
+        described_document = json.loads(paths[0].read_bytes())
+        engine = current_path / described_document["file"]
+        if not engine.is_file() or digest_of_file(engine) != described_document["digest"]:
+            raise Violation(f"a watched folder has no whole engine of {described_document['version']}")

@@ -53,10 +53,10 @@ def _blind_change(part: str) -> Mutant:
     def change(store: Any, key: str, make: Any, contains: Any = base.change.__defaults__[0]) -> bytes | None:
         if part not in key:
             return _CHANGE(store, key, make, contains)
-        before = store.read(key)
-        after: bytes | None = make(before)
-        if after is None or after == before:
-            return before
+        content_before = store.read(key)
+        after: bytes | None = make(content_before)
+        if after is None or after == content_before:
+            return content_before
         store.replace(key, after, store.read(key))
         return after
 
@@ -74,19 +74,19 @@ def _counts_as_made(*fields: str) -> Mutant:
     """A write that leaves these fields of a channel as they were, and whose answer was lost, counts as made."""
 
     def change(store: Any, key: str, make: Any, contains: Any) -> bytes | None:
-        seen: list[bytes | None] = []
+        seen_data: list[bytes | None] = []
 
         def values(data: bytes | None) -> list[object]:
             document = json.loads(data) if data else {}
             return [document.get(field) for field in fields]
 
         def noted(data: bytes | None) -> bytes | None:
-            seen.append(data)
+            seen_data.append(data)
             new_data: bytes | None = make(data)
             return new_data
 
         def contained(stored: bytes | None, written: bytes) -> bool:
-            return values(seen[-1]) == values(written) or bool(contains(stored, written))
+            return values(seen_data[-1]) == values(written) or bool(contains(stored, written))
 
         return _CHANGE(store, key, noted, contained if "/channels/" in key else contains)
 
@@ -142,8 +142,8 @@ def _for_another(work: str, *, with_mine: bool = True) -> Mutant:
             return _UPDATE_STATE(store, change)
         if not with_mine:
             return _UPDATE_STATE(store, lambda state: change(sweep.without_sweeper(state)))
-        mine = inspect.getclosurevars(change).nonlocals["self"].sweeper
-        return _UPDATE_STATE(store, lambda state: change(replace(state, sweeper=mine)))
+        own_sweeper = inspect.getclosurevars(change).nonlocals["self"].sweeper
+        return _UPDATE_STATE(store, lambda state: change(replace(state, sweeper=own_sweeper)))
 
     return _attribute(leases, "update_state", update)
 
@@ -165,10 +165,10 @@ def _manifest_first(source: Any, manifest: Any, guard: Any, *rest: Any) -> None:
 
 
 def _look_before(guard: Any, names: Iterable[str]) -> None:
-    lost = [name for name in names if not guard.store.has(name)] if isinstance(names, dict) else []
+    lost_names = [name for name in names if not guard.store.has(name)] if isinstance(names, dict) else []
     _SECURE(guard, names)
-    if lost:
-        raise IntegrityError(f"{lost[0]} is not there")
+    if lost_names:
+        raise IntegrityError(f"{lost_names[0]} is not there")
 
 
 def _lose_lease(store: Any, *rest: Any) -> Any:
@@ -198,8 +198,8 @@ def _change_any_rollout(store: Any, before: Any, after: Any) -> Any:
 
 
 def _serving_anything(serving: Any, manifest: Any, channel: str) -> Any:
-    ended = serving.rollout and replace(serving.rollout, state="aborted")
-    return _SERVING(replace(serving, rollout=ended), manifest, channel) and serving
+    ended_rollout = serving.rollout and replace(serving.rollout, state="aborted")
+    return _SERVING(replace(serving, rollout=ended_rollout), manifest, channel) and serving
 
 
 def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> Any:
@@ -276,14 +276,14 @@ def _ends_with(end: Callable[[Any, Any, Callable[[], None]], None], *, may_stay:
 
     @contextmanager
     def hold(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
-        begun, names = parsing.steady_s(), tuple(sorted(set(models)))
+        start_s, names = parsing.steady_s(), tuple(sorted(set(models)))
         lease = leases.take_lease(store, what, lasts, names)
         try:
-            yield leases.Guard(store, lease, begun)
+            yield leases.Guard(store, lease, start_s)
         finally:
             with suppress(EnginesmithError):
-                stays = isinstance(sys.exception(), UnavailableError)
-                end(store, names, lambda: None if stays and may_stay else store.remove(lease_key(lease.id)))
+                is_stays = isinstance(sys.exception(), UnavailableError)
+                end(store, names, lambda: None if is_stays and may_stay else store.remove(lease_key(lease.id)))
 
     return _everywhere("hold_change", hold, index, channels, publish, mirror)
 
@@ -328,9 +328,9 @@ def _write_entries(store: Any, key: str, entries: Any) -> None:
 
 
 def _index_first(store: Any) -> Any:
-    listed = _with(_READ_INDEX, list_leases=lambda _: [])(store)
+    listed_leases = _with(_READ_INDEX, list_leases=lambda _: [])(store)
     changing = sorted({model for lease in leases.list_leases(store) for model in lease.changes})
-    return listed and [*{item.model: item for item in (*listed, *index._look(store, changing))}.values()]
+    return listed_leases and [*{item.model: item for item in (*listed_leases, *index._look(store, changing))}.values()]
 
 
 def _seen_before_the_index(store: Any) -> None:
@@ -339,14 +339,14 @@ def _seen_before_the_index(store: Any) -> None:
 
 
 def _refresh_as_read(guard: Any, model: str, channel: str) -> None:
-    now = channel_state.read_channel(guard.store, model, channel)
-    if now:
-        fresh = channel_writes.with_snapshots(guard, now).snapshots
+    current_channel = channel_state.read_channel(guard.store, model, channel)
+    if current_channel:
+        fresh_snapshots = channel_writes.with_snapshots(guard, current_channel).snapshots
         channel_state.change_channel(
             guard.store,
             model,
             channel,
-            lambda state: replace(state, snapshots=fresh) if state.move == now.move else None,
+            lambda state: replace(state, snapshots=fresh_snapshots) if state.move == current_channel.move else None,
         )
 
 
@@ -388,8 +388,8 @@ def _lease_not_held(store: Any, what: str) -> Iterator[Any]:
 @contextmanager
 def _hold_unsecured(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
     with index.hold_change(store, models, what, lasts) as guard:
-        bare = type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard))
-        yield bare if what.startswith("attaching") else guard
+        bare_guard = type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard))
+        yield bare_guard if what.startswith("attaching") else guard
 
 
 _CLEAR_REPORTS = operations.clear_reports

@@ -113,15 +113,15 @@ class _Claim(sweep.Claim):
 @contextmanager
 def patched(world: World) -> Iterator[None]:
     """Have all of the product's modules run in the world while the block runs."""
-    checked = leases.Guard.check
+    original_check = leases.Guard.check
 
     def check(self: leases.Guard) -> None:
-        world.rely(lambda: checked(self), lambda: self.lease.expires, 20)
+        world.rely(lambda: original_check(self), lambda: self.lease.expires, 20)
 
     replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: _Clock, sweep.Claim: _Claim}
     places = _places(len(sys.modules))
     _Clock.world = world
-    faked: list[tuple[Any, str, Any]] = [
+    faked_times: list[tuple[Any, str, Any]] = [
         *((time, "sleep", world.sleep), (time, "time", lambda: world.now().timestamp()), (os, "getpid", lambda: 1)),
         *((secrets, "token_hex", world.token), (secrets, "randbelow", lambda _: 0)),
         (socket, "gethostname", lambda: world.current.process.name if world.current else "host"),
@@ -130,18 +130,18 @@ def patched(world: World) -> Iterator[None]:
         *((parsing, "steady_s", lambda: world.time.timestamp()), (random, "uniform", lambda *ends: sum(ends) / 2)),
         *((leases, "keep_renewing", world.repeat), (leases.Guard, "check", check)),
     ]
-    found = [(owner, name, getattr(owner, name)) for owner, name, _ in faked]
+    found_owners = [(owner, name, getattr(owner, name)) for owner, name, _ in faked_times]
     try:
-        for space, name, original in places:
-            space[name] = replacements[original]
-        for owner, name, value in faked:
+        for space, name, original_place in places:
+            space[name] = replacements[original_place]
+        for owner, name, value in faked_times:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in found:
+        for owner, name, value in found_owners:
             setattr(owner, name, value)
-        for space, name, original in places:
-            space[name] = original
+        for space, name, original_place in places:
+            space[name] = original_place
 
 
 def _as_step(world: World, work: Callable[..., Any]) -> Callable[..., Any]:

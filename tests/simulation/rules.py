@@ -72,9 +72,9 @@ class Rules:
             case [model, "channels", file]:
                 state = parse_channel(data, model, file.removesuffix(".json"))
                 assert state is not None
-                stored = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
+                history = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
                 self.states[f"{model}:{state.name}"] = [(0, BEGIN, state)]
-                self.moves[f"{model}:{state.name}"] = list(stored.with_state(state).moves)
+                self.moves[f"{model}:{state.name}"] = list(history.with_state(state).moves)
 
     def changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
         """Check one change of the store. Raises Violation."""
@@ -108,13 +108,13 @@ class Rules:
 
     def _check_report(self, key: str, where: str, rollout: str, after: bytes | None) -> None:
         """What nodes report of a rollout stays while that runs: else it goes on though they fail."""
-        states, fails = self.states.get(where), self.unwell.setdefault(rollout, {})
+        states, failure_counts = self.states.get(where), self.unwell.setdefault(rollout, {})
         runs = states[-1][2].active_rollout if states else None
         if after is None and runs and runs.id == rollout:
             raise Violation(f"a report of rollout {rollout} was deleted, which runs")
-        fails.pop(key, None)
+        failure_counts.pop(key, None)
         if after and json.loads(after).get("failure"):
-            fails[key] = self.world.steps
+            failure_counts[key] = self.world.steps
 
     def _evidence_changed(self, key: str, names: Sequence[str], after: bytes | None) -> None:
         """What is attached is there; who deletes a document of a version holds the claim."""
@@ -139,15 +139,15 @@ class Rules:
 
     def _is_held(self, holder: str, expires: str) -> bool:
         actor = self.world.current
-        mine = actor is None or holder == f"{actor.process.name} 1"
-        return mine and self.world.time + APART < datetime.fromisoformat(expires)
+        is_mine = actor is None or holder == f"{actor.process.name} 1"
+        return is_mine and self.world.time + APART < datetime.fromisoformat(expires)
 
     def _blob_removed(self, key: str) -> None:
         self._check_claim(key[:14])
         digest = key.rpartition("/")[2].encode()
-        for other in self.content.below(MODELS):
-            if digest in self.content.objects[other] and self._is_live(other):
-                raise Violation(f"blob {digest[:12].decode()} was deleted, and {other} names it")
+        for other_key in self.content.below(MODELS):
+            if digest in self.content.objects[other_key] and self._is_live(other_key):
+                raise Violation(f"blob {digest[:12].decode()} was deleted, and {other_key} names it")
 
     def _is_live(self, key: str) -> bool:
         """Whether a document counts: one beside a manifest that is gone does not."""
@@ -168,20 +168,20 @@ class Rules:
         self.published[key] = after
         self._check_lease(key)
         self._whole(key, after)
-        new = parse(after)
-        for other, data in self.content.objects.items():
+        new_document = parse(after)
+        for other_name, data in self.content.objects.items():
             if (
-                other != key
+                other_name != key
                 and not self.copies
-                and other.endswith("/manifest.json")
-                and (old := parse(data)).content == new.content
+                and other_name.endswith("/manifest.json")
+                and (old_document := parse(data)).content == new_document.content
             ):
-                raise Violation(f"{key} repeats version {old.version}")
+                raise Violation(f"{key} repeats version {old_document.version}")
 
     def _whole(self, key: str, data: bytes, lost: frozenset[str] = frozenset()) -> None:
-        missing = [item for item in parse(data).blobs() if blob_key(item) not in self.content.objects]
-        if missing and not lost.issuperset(missing):
-            raise Violation(f"{key} names blob {missing[0][:12]}, which is not there")
+        missing_items = [item for item in parse(data).blobs() if blob_key(item) not in self.content.objects]
+        if missing_items and not lost.issuperset(missing_items):
+            raise Violation(f"{key} names blob {missing_items[0][:12]}, which is not there")
 
     def missing(self) -> set[str]:
         """The blobs that manifests name and that are not there."""
@@ -192,106 +192,106 @@ class Rules:
 
     def garbage(self) -> set[str]:
         """The blobs that no document names, whatever it is a document of."""
-        live = filter(self._is_live, self.content.below(MODELS))
-        named = {item for key in live for item in digests_in(self.content.objects[key])}
-        return {key for key in self.content.below(BLOBS) if key.rpartition("/")[2] not in named}
+        live_filter = filter(self._is_live, self.content.below(MODELS))
+        named_items = {item for key in live_filter for item in digests_in(self.content.objects[key])}
+        return {key for key in self.content.below(BLOBS) if key.rpartition("/")[2] not in named_items}
 
     def _version_removed(self, key: str) -> None:
         self._check_claim(key)
         model, _, version, _ = key.removeprefix(MODELS).split("/")
         if self.world.time - self.served_last.get(f"{model}@{version}", BEGIN) < self.grace - timedelta(minutes=1):
             raise Violation(f"{model}@{version} was deleted within the grace period after a channel or a pin led to it")
-        for other, data in self.content.objects.items():
-            match other.removeprefix(MODELS).split("/"):
+        for other_name, data in self.content.objects.items():
+            match other_name.removeprefix(MODELS).split("/"):
                 case [its, "channels", name] if its == model:
                     state = parse_channel(data, model, name.removesuffix(".json"))
                     if state and version in state.served.values():
-                        raise Violation(f"{model}@{version} was deleted, and {other} leads to it")
+                        raise Violation(f"{model}@{version} was deleted, and {other_name} leads to it")
                 case [its, "pins", name] if its == model and name == f"{version}.json":
                     raise Violation(f"{model}@{version} was deleted, and it is pinned")
                 case [_, "versions", _, "manifest.json"] if b'"graphs"' in data:
                     if any((graph.model, graph.version) == (model, version) for graph in parse(data).graphs):
-                        raise Violation(f"{model}@{version} was deleted, and {other} is made of it")
+                        raise Violation(f"{model}@{version} was deleted, and {other_name} is made of it")
         self._check_returns(model, version)
 
     def _check_returns(self, model: str, version: str) -> None:
         """What a rollback leads to stays, if the collection keeps moves and began after the channel's last change."""
         if not self.kept_moves or self.world.current is None:
             return
-        began = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
-        for where, states in self.states.items():
-            previous = _before_last(self.moves[where])
-            if where.startswith(f"{model}:") and states[-1][0] < began and previous and previous[1] == version:
-                raise Violation(f"{model}@{version} was deleted, and a rollback of {where} leads to it")
+        start_time = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
+        for place, states in self.states.items():
+            previous = _before_last(self.moves[place])
+            if place.startswith(f"{model}:") and states[-1][0] < start_time and previous and previous[1] == version:
+                raise Violation(f"{model}@{version} was deleted, and a rollback of {place} leads to it")
 
     def _channel_changed(self, model: str, name: str, before: bytes | None, after: bytes | None) -> None:
         if after is None:
             raise Violation(f"channel {model}:{name} was deleted")
-        old, new = (parse_channel(data, model, name) for data in (before, after))
-        assert new is not None
-        for digest, version in new.served.items():
+        old, new_channel = (parse_channel(data, model, name) for data in (before, after))
+        assert new_channel is not None
+        for digest, version in new_channel.served.items():
             self._there(model, version, digest, f"channel {name}")
-        for snapshot in new.snapshots.values():
+        for snapshot in new_channel.snapshots.values():
             if blob_key(snapshot) not in self.content.objects:
                 raise Violation(f"channel {name} names snapshot {snapshot[:12]}, which is not there")
-        if old and (new.moves, new.revision) <= (old.moves, old.revision):
+        if old and (new_channel.moves, new_channel.revision) <= (old.moves, old.revision):
             raise Violation(f"channel {model}:{name} went back from move {old.moves}, revision {old.revision}")
-        self._check_moves(new, old)
-        self._check_decided(new, channel_state.position_of(old))
+        self._check_moves(new_channel, old)
+        self._check_decided(new_channel, channel_state.position_of(old))
         if old is None or not (
-            new.served.items() <= old.served.items() and new.snapshots.items() <= old.snapshots.items()
+            new_channel.served.items() <= old.served.items() and new_channel.snapshots.items() <= old.snapshots.items()
         ):
             self._check_lease(f"channel {name}")
-        if new.active_rollout and new.active_rollout.base_manifest != new.manifest:
-            raise Violation(f"rollout {new.active_rollout.id} goes on though its channel was moved")
+        if new_channel.active_rollout and new_channel.active_rollout.base_manifest != new_channel.manifest:
+            raise Violation(f"rollout {new_channel.active_rollout.id} goes on though its channel was moved")
         for version in old.served.values() if old else ():
             self.served_last[f"{model}@{version}"] = self.world.time
-        if new.rollout:
-            self._check_serving(new, new.rollout)
-            self._check_rollout(new.rollout, old.rollout if old else None)
-        self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, self.world.time, new))
+        if new_channel.rollout:
+            self._check_serving(new_channel, new_channel.rollout)
+            self._check_rollout(new_channel.rollout, old.rollout if old else None)
+        self.states.setdefault(f"{model}:{name}", []).append((self.world.steps, self.world.time, new_channel))
 
     def _check_decided(self, new: Channel, before: Position) -> None:
         """A move, and the begin of a rollout, start from where the channel was when they were decided on."""
         moves, rollout = channel_state.position_of(new)
-        began = new.rollout.history[0].by if new.rollout and rollout not in ("", before[1]) else ""
-        if self.decided.get(new.move.why if moves > before[0] else began, before) != before:
+        start_text = new.rollout.history[0].by if new.rollout and rollout not in ("", before[1]) else ""
+        if self.decided.get(new.move.why if moves > before[0] else start_text, before) != before:
             raise Violation(f"channel {new.model}:{new.name} was not where it was when its change was decided on")
 
     def _check_moves(self, new: Channel, old: Channel | None) -> None:
         """No move is lost: the history has all before the last one. No call moves a channel twice."""
-        where = f"{new.model}:{new.name}"
+        place = f"{new.model}:{new.name}"
         data = self.content.objects.get(channel_history_key(new.model, new.name))
         try:
-            stored = parse_history(data, where)
-            moves = stored.with_state(new).moves
+            stored_history = parse_history(data, place)
+            moves = stored_history.with_state(new).moves
         except Malformed as error:
-            raise Violation(f"channel {where} lost moves: {error}") from error
-        rollouts = {item.id for item in (new.rollout, *stored.rollouts) if item}
+            raise Violation(f"channel {place} lost moves: {error}") from error
+        rollouts = {item.id for item in (new.rollout, *stored_history.rollouts) if item}
         if old and old.rollout and old.rollout.id not in rollouts:
-            raise Violation(f"channel {where} lost rollout {old.rollout.id}")
-        earlier_moves = self.moves.setdefault(where, [])
+            raise Violation(f"channel {place} lost rollout {old.rollout.id}")
+        earlier_moves = self.moves.setdefault(place, [])
         if new.moves == len(earlier_moves) + 1:
             earlier_moves.append(new.move)
             if new.move.action == "rollback" and (new.manifest, new.version) != _before_last(earlier_moves[:-1]):
-                raise Violation(f"channel {where} was rolled back to {new.version}")
+                raise Violation(f"channel {place} was rolled back to {new.version}")
         if list(moves) != earlier_moves:
-            raise Violation(f"channel {where} has other moves than were made")
+            raise Violation(f"channel {place} has other moves than were made")
         if self.copies:
             return  # whose moves say which move they repeat
         whys = [move.why for move in moves if move.why]
         if len(whys) != len(set(whys)):
-            raise Violation(f"channel {where} was moved twice by one call")
+            raise Violation(f"channel {place} was moved twice by one call")
 
     def _check_serving(self, state: Channel, rollout: Rollout) -> None:
         """One that is over leads nobody; one that runs leads nodes to its version or to what the channel serves, and
         all of them to its version once it has reached all."""
-        over = rollout.state not in ("running", "paused")
+        is_over = rollout.state not in ("running", "paused")
         reaches_all = any(part == Slice(1_000_000) for part in rollout.reach)
         for node in NODES[:4]:
             digest = state.served_to(node).manifest
-            if digest != (rollout.manifest if reaches_all and not over else state.manifest) and (
-                over or reaches_all or digest != rollout.manifest
+            if digest != (rollout.manifest if reaches_all and not is_over else state.manifest) and (
+                is_over or reaches_all or digest != rollout.manifest
             ):
                 raise Violation(f"rollout {rollout.id} is {rollout.state} and leads {node.name} to {digest[:12]}")
 
@@ -306,8 +306,8 @@ class Rules:
             raise Violation(f"rollout {new.id} lost a decision: {old.history[-1].what}")
         if (new.wave > old.wave or new.state == "done") and old.id == new.id:
             self._check_time(old)
-            looked = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
-            if any(step < looked for step in self.unwell.get(old.id, {}).values()):
+            look_time = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
+            if any(step < look_time for step in self.unwell.get(old.id, {}).values()):
                 raise Violation(f"wave {old.wave} of rollout {old.id} ended though nodes fail")
         if old.id != new.id and not old.is_finished:
             raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")
@@ -319,17 +319,17 @@ class Rules:
             self.soaking.setdefault(wave, self.world.time)
         if rollout.state == "paused":
             self.paused.setdefault(rollout.id, self.world.time)
-        elif since := self.paused.pop(rollout.id, None):
-            since = max(since, self.soaking.get(wave, self.world.time))
-            self.pauses.setdefault(wave, []).append(self.world.time - since)
+        elif start_item := self.paused.pop(rollout.id, None):
+            start_item = max(start_item, self.soaking.get(wave, self.world.time))
+            self.pauses.setdefault(wave, []).append(self.world.time - start_item)
 
     def _check_time(self, rollout: Rollout) -> None:
         """The wave of a rollout may end: it lasted as long as it must, without its pauses."""
         wave = rollout.id, rollout.wave
-        since, pauses = self.soaking.get(wave), self.pauses.get(wave, [])
-        least = timedelta(seconds=rollout.plan.soaks_s[rollout.wave]) + sum(pauses, timedelta())
-        if since is None or self.world.time - since < least - 2 * APART * (1 + len(pauses)):
-            raise Violation(f"wave {rollout.wave} of rollout {rollout.id} ended before its time (from {since})")
+        start_time, pauses = self.soaking.get(wave), self.pauses.get(wave, [])
+        min_time = timedelta(seconds=rollout.plan.soaks_s[rollout.wave]) + sum(pauses, timedelta())
+        if start_time is None or self.world.time - start_time < min_time - 2 * APART * (1 + len(pauses)):
+            raise Violation(f"wave {rollout.wave} of rollout {rollout.id} ended before its time (from {start_time})")
 
     def _there(self, model: str, version: str, digest: str | None, who: str) -> None:
         key = manifest_key(model, version)
@@ -343,9 +343,9 @@ class Rules:
     def states_between(self, where: str, began: int, ended: int, since: datetime | None = None) -> list[Channel]:
         """The states of a channel at some step from `began` to `ended`; and those that it had at `since` or later."""
         states = self.states.get(where, [])
-        before = [state for step, _, state in states if step <= began]
-        late = [state for (_, _, state), (_, replaced, _) in pairwise(states) if since and replaced > since]
-        return [*late, *before[-1:], *(state for step, _, state in states if began < step <= ended)]
+        states_before = [state for step, _, state in states if step <= began]
+        late_states = [state for (_, _, state), (_, replaced, _) in pairwise(states) if since and replaced > since]
+        return [*late_states, *states_before[-1:], *(state for step, _, state in states if began < step <= ended)]
 
     def served_between(self, where: str, node: ServingNode | None, began: int, ended: int) -> set[str]:
         """Digests of the manifests that a channel led a node to at some step from `began` to `ended`."""
@@ -360,7 +360,7 @@ def _manifest_beside(key: str) -> str | None:
 
 def _before_last(moves: list[Move]) -> tuple[str, str] | None:
     """What a rollback returns to: the promotion before the last one that was not rolled back."""
-    active: list[Move] = []
+    active_moves: list[Move] = []
     for move in moves:
-        active = [*active, move] if move.action == "promote" else active[:-1]
-    return (active[-2].manifest, active[-2].version) if len(active) > 1 else None
+        active_moves = [*active_moves, move] if move.action == "promote" else active_moves[:-1]
+    return (active_moves[-2].manifest, active_moves[-2].version) if len(active_moves) > 1 else None

@@ -96,8 +96,8 @@ def beginning(indexed: bool) -> Content:
         registry.publish("y", "alpha")
         registry.attest("alpha")
         registry.publish("z", "zeta")
-        few = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
-        change_channel(registry.store, MODEL, "stable", lambda state: state and few(state))
+        few_reporters = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
+        change_channel(registry.store, MODEL, "stable", lambda state: state and few_reporters(state))
         registry.store.put_bytes(ATTACHED)
         registries.engine(registry.store, data=b"engine d")  # of a publication that was killed
         for call in world.calls:
@@ -163,9 +163,9 @@ def shortest(failure: Failure) -> Failure:
         return True
 
     def fails_without(steps: Sequence[int]) -> bool:
-        omitted = frozenset(number for number, is_done in enumerate(steps) if not is_done)
-        return fails(alike.script, omitted, alike.redrawn) or any(
-            fails(None, omitted, redrawn) for redrawn in range(REDRAWN)
+        omitted_numbers = frozenset(number for number, is_done in enumerate(steps) if not is_done)
+        return fails(alike.script, omitted_numbers, alike.redrawn) or any(
+            fails(None, omitted_numbers, redrawn_index) for redrawn_index in range(REDRAWN)
         )
 
     shorten([1] * failure.steps, fails_without)
@@ -189,19 +189,19 @@ def _temper(choices: Choices, close: bool) -> Temper:
             ask_again=choices.random.choice((0.0, 0.0, 0.3)),
             crash=choices.random.choice((0.0, 0.0, 0.01)),
         )
-    stale = draw() < 0.2
-    some = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
+    is_stale = draw() < 0.2
+    some_function = lambda probability, value: value if draw() < probability else 0.0  # noqa: E731
     return Temper(
         switch=choices.random.choice((0.02, 0.1, 0.3, 0.6)),
-        refuse=some(0.4, 0.03),
-        lose=some(0.4, 0.05),
-        ask_again=some(0.4, choices.random.choice((0.03, 0.3))),
-        crash=some(0.5, 0.01),
-        stall=some(0.6, choices.random.choice((0.004, 0.03))),
-        stall_s=choices.random.choice((200.0, 450.0, 600.0, *(() if stale else (2400.0, 3590.0, 7200.0, 7200.0)))),
-        stale=0.3 if stale else 0.0,
+        refuse=some_function(0.4, 0.03),
+        lose=some_function(0.4, 0.05),
+        ask_again=some_function(0.4, choices.random.choice((0.03, 0.3))),
+        crash=some_function(0.5, 0.01),
+        stall=some_function(0.6, choices.random.choice((0.004, 0.03))),
+        stall_s=choices.random.choice((200.0, 450.0, 600.0, *(() if is_stale else (2400.0, 3590.0, 7200.0, 7200.0)))),
+        stale=0.3 if is_stale else 0.0,
         skew_s=choices.random.choice((0.0, 0.0, 60.0, 4 * 3600.0)),
-        apart=some(0.3, 0.7),
+        apart=some_function(0.3, 0.7),
     )
 
 
@@ -209,12 +209,12 @@ def _works(registry: Registry, choices: Choices, scene: str) -> list[list[Callab
     """What three to six actors do: one to three things each."""
     draw = choices.random
     works: list[list[Callable[[], object]]] = []
-    kinds, fresh = draw.sample(KINDS, draw.randint(2, 5)), scene in ("collecting", "racing")
+    kinds, is_fresh = draw.sample(KINDS, draw.randint(2, 5)), scene in ("collecting", "racing")
     if scene == "rolling":
         kinds = ["start", *draw.sample(ROLLING, draw.randint(2, 5)), *draw.sample(KINDS, draw.randint(0, 2))]
     elif scene == "collecting":
         kinds = draw.sample(COLLECTING, draw.randint(1, 3))
-        works += [[_work(registry, choices, ["nightly"], fresh)] for _ in range(draw.randint(1, 2))]
+        works += [[_work(registry, choices, ["nightly"], is_fresh)] for _ in range(draw.randint(1, 2))]
     elif scene == "racing":
         kinds = draw.choice((NUMBERS, ["promote", "promote", "rollback", "rollback", "list"]))
     elif scene in CLOSE:
@@ -222,7 +222,7 @@ def _works(registry: Registry, choices: Choices, scene: str) -> list[list[Callab
         works += [[lambda: _repeat(registry, registry.collect, 3, pause)]] if scene in ("sweeping", "leaving") else []
         works += [[lambda: _repeat(registry, registry.listing, 8, 40.0)]] if scene == "moving" else []
     for _ in range(draw.randint(3, 6) - len(works)):
-        works.append([_work(registry, choices, kinds, fresh, scene) for _ in range(draw.randint(1, 3))])
+        works.append([_work(registry, choices, kinds, is_fresh, scene) for _ in range(draw.randint(1, 3))])
     return works
 
 
@@ -232,10 +232,10 @@ def _actors(
     """An actor for each list of works, without those whose numbers are omitted; none for a list that is left empty."""
     numbers, actors = count(), []
     for number, steps in enumerate(works):
-        slow = choices.random.random() < (0.8 if scene in CLOSE else 0.5)
+        is_slow = choices.random.random() < (0.8 if scene in CLOSE else 0.5)
         done = [step for step in steps if next(numbers) not in omitted]
         if done:
-            actors.append(Actor(f"actor-{number}", lambda done=done: [step() for step in done], slow=slow))  # type: ignore[misc]
+            actors.append(Actor(f"actor-{number}", lambda done=done: [step() for step in done], slow=is_slow))  # type: ignore[misc]
     return actors
 
 
@@ -254,13 +254,13 @@ def _work(
     node, looks = draw.choice((None, *NODES)), draw.choice((1, 2, 4))
     wait, pause = draw.choice((0.0, 0.0, 0.0, 600.0, 2400.0)), draw.choice((1.0, 60.0, 650.0, 1900.0))
     lasts = draw.random() < 0.3
-    again, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
+    second_number, folder = draw.choice((0, 0, 5)), draw.randrange(len(registry.folders))
     if scene in ("sweeping", "stepping", "moving", "proving", "copying", "healing"):
-        wait, pause, again = 0.0, 1.0, 5 if scene == "stepping" else 0
+        wait, pause, second_number = 0.0, 1.0, 5 if scene == "stepping" else 0
     if scene == "proving":  # of what channels serve or will, whose snapshots get the evidence
         version = "3" if kinds in COMING else draw.choice(("1", "1", version))
     if scene == "leaving":
-        version, again = draw.choice(("2", "2", version)), 0
+        version, second_number = draw.choice(("2", "2", version)), 0
     lasts_s = 0.0 if scene == "stepping" else wait or 600.0
     works: dict[str, Callable[[], object]] = {
         "publish": lambda: registry.publish(content, pause=wait if lasts else 0.0),
@@ -296,7 +296,7 @@ def _work(
         if wait:
             registry.world.sleep(wait)
         call = works[kind]()
-        for _ in range(again):  # somebody who insists
+        for _ in range(second_number):  # somebody who insists
             if not isinstance(call, Call) or call.error is None:
                 break
             registry.world.sleep(pause)
@@ -319,8 +319,8 @@ def _afterwards(registry: Registry) -> None:
     garbage = registry.rules.garbage()
     works = (registry.collect, lambda: registry.publish("e"), registry.rollback, lambda: registry.listing(mended=True))
     # A repair sets aside what is corrupt, and writes the snapshots of who did not see his evidence in a stale list.
-    first = () if registry.store.is_sound(_LOST) and not registry.world.temper.stale else (registry.repair,)
-    for number, work in enumerate((*works, registry.collect, *first, registry.repair)):
+    first_repairs = () if registry.store.is_sound(_LOST) and not registry.world.temper.stale else (registry.repair,)
+    for number, work in enumerate((*works, registry.collect, *first_repairs, registry.repair)):
         if number == len(works):
             registry.world.sleep(GRACE.total_seconds() + 60)
         call = work()
@@ -350,26 +350,26 @@ def _check_snapshots(registry: Registry) -> None:
 
 def _end_copies(registry: Registry) -> None:
     """What a killed watcher and a killed mirror left is whole, and the next one brings what the channel serves."""
-    serving = read_channel(registry.store, MODEL, "stable")
-    assert serving is not None
+    serving_channel = read_channel(registry.store, MODEL, "stable")
+    assert serving_channel is not None
     for number, folder in enumerate(registry.folders):
         if folder.path:
             folder.check()
             call = registry.watch(number)
-            if call.result != serving.version:
+            if call.result != serving_channel.version:
                 raise Violation(f"afterwards, {call.what} gives {call.error or call.result}")
             folder.check()
     site = registry.site
     if site is None or not site.store.content.objects:
         return
     # As in `_afterwards`: where lists are stale, evidence may lack in a snapshot, which one repair writes.
-    first = (site.repair,) if registry.world.temper.stale else ()
-    calls = [work() for work in (site.collect, registry.mirror, *first, site.repair)]
+    first_repairs = (site.repair,) if registry.world.temper.stale else ()
+    calls = [work() for work in (site.collect, registry.mirror, *first_repairs, site.repair)]
     for call in calls:
         if call.error is not None or (call is calls[-1] and call.result):
             raise Violation(f"afterwards, {call.what} of the other site ends in {call.error or call.result}")
-    copied = read_channel(site.store, MODEL, "stable")
-    if copied is None or copied.manifest != serving.manifest:
+    copied_channel = read_channel(site.store, MODEL, "stable")
+    if copied_channel is None or copied_channel.manifest != serving_channel.manifest:
         raise Violation("afterwards, a mirror leads elsewhere")
 
 
@@ -384,9 +384,9 @@ def _end_rollouts(registry: Registry) -> None:
             break
         registry.resume()
         registry.report("")
-        ended = registry.advance()
-        if ended.error is not None:
-            raise Violation(f"afterwards, a look of the controller ends in {ended.error}")
+        ended_state = registry.advance()
+        if ended_state.error is not None:
+            raise Violation(f"afterwards, a look of the controller ends in {ended_state.error}")
         registry.world.sleep(700)
     else:
         raise Violation("afterwards, a rollout goes on without end")

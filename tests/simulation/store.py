@@ -45,19 +45,19 @@ class Content:
 
     def set(self, key: str, data: bytes | None, now: datetime) -> None:
         """Write an object, or remove it (None)."""
-        before = self.objects.get(key)
+        object_before = self.objects.get(key)
         if data is None:
             del self.objects[key]
         else:
             self.objects[key] = data
             self.written[key] = now
         self.serial[key] = self.serial.get(key, 0) + 1
-        if (before is None) != (data is None):
-            self.changes.append((now, key, before is None))
+        if (object_before is None) != (data is None):
+            self.changes.append((now, key, object_before is None))
             parts = tuple(key.split("/"))
             place = bisect_left(self.order, parts)
-            self.order[place : place + (before is not None)] = [parts] if data is not None else []
-            self.keys[place : place + (before is not None)] = [key] if data is not None else []
+            self.order[place : place + (object_before is not None)] = [parts] if data is not None else []
+            self.keys[place : place + (object_before is not None)] = [key] if data is not None else []
 
     def page(self, prefix: str, after: Parts | None, hidden: frozenset[str]) -> list[str]:
         """The next keys of a list, in the order of their parts."""
@@ -68,9 +68,9 @@ class Content:
 
     def below(self, folder: str, after: Parts | None = None) -> list[str]:
         """The keys of a folder, in the order of their parts."""
-        first = tuple(folder.split("/")[:-1])
-        place = bisect_left(self.order, (*first, "")) if after is None else bisect_right(self.order, after)
-        return self.keys[place : bisect_left(self.order, (*first[:-1], f"{first[-1]}\0"), place) if first else None]
+        part = tuple(folder.split("/")[:-1])
+        place = bisect_left(self.order, (*part, "")) if after is None else bisect_right(self.order, after)
+        return self.keys[place : bisect_left(self.order, (*part[:-1], f"{part[-1]}\0"), place) if part else None]
 
 
 class SimulatedStore:
@@ -156,8 +156,8 @@ class SimulatedStore:
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         data = self.read(key)
-        now = "" if data is None else str(self.content.serial.get(key, 0))
-        return (None, tag) if data is not None and now == tag else (data, now)
+        current_text = "" if data is None else str(self.content.serial.get(key, 0))
+        return (None, tag) if data is not None and current_text == tag else (data, current_text)
 
     def create(self, key: str, data: bytes) -> bool:
         return self.replace(key, data, None)
@@ -173,17 +173,17 @@ class SimulatedStore:
     # Lists.
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        past: list[Parts] = []
-        gone, ghosts = self._stale()
+        past_parts: list[Parts] = []
+        gone_nodes, ghosts = self._stale()
         while True:
-            after = past[-1] if past else None
+            after = past_parts[-1] if past_parts else None
             self._request("LIST", prefix)
-            keys = self.content.page(prefix, after, gone)
+            keys = self.content.page(prefix, after, gone_nodes)
             yield from keys
             if len(keys) < PAGE:
                 yield from (key for key in ghosts if key.startswith(prefix))
                 return
-            past.append(tuple(keys[-1].split("/")))
+            past_parts.append(tuple(keys[-1].split("/")))
 
     def children(self, prefix: str = "") -> Iterator[str]:
         parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
@@ -219,7 +219,7 @@ class SimulatedStore:
         """Make a request, and return what it asks for. shown: how many characters of its key the trace has."""
         world = self.world
         world.before_request()
-        if (refuse := world.temper.refuse) and not world.calm and world.choices.pick(refuse, 1):
+        if (refusal_rate := world.temper.refuse) and not world.calm and world.choices.pick(refusal_rate, 1):
             world.note(f"{method} {key[:shown]}".rstrip() + ": 503")
             raise UnavailableError(f"{self.uri} answers 503")
         return self.content.objects.get(key)
@@ -265,12 +265,12 @@ class SimulatedStore:
         return True
 
     def _set(self, key: str, data: bytes | None) -> None:
-        before = self.content.objects.get(key)
-        if before != data:
+        object_before = self.content.objects.get(key)
+        if object_before != data:
             self.content.set(key, data, self.world.time)
             if data is None or any(part in key for part in _COUNTING):
                 self.world.rely_no_more()
-            self.observe(key, before, data)
+            self.observe(key, object_before, data)
 
     def _stale(self) -> tuple[frozenset[str], list[str]]:
         """Keys that a list does not show, though they were written a moment ago; and those that it shows, though they
@@ -278,7 +278,7 @@ class SimulatedStore:
         world = self.world
         if world.calm or not world.choices.pick(world.temper.stale, 1):
             return frozenset(), []
-        since = world.time - timedelta(seconds=world.temper.stale_s)
-        late = [(key, came) for at, key, came in self.content.changes if at > since]
-        ghosts = sorted({key for key, came in late if not came and key not in self.content.objects})
-        return frozenset(key for key, came in late if came), ghosts
+        start_time = world.time - timedelta(seconds=world.temper.stale_s)
+        late_keys = [(key, came) for change_time, key, came in self.content.changes if change_time > start_time]
+        ghosts = sorted({key for key, came in late_keys if not came and key not in self.content.objects})
+        return frozenset(key for key, came in late_keys if came), ghosts

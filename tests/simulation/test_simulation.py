@@ -55,22 +55,22 @@ def test_each_planted_bug_can_be_planted() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files of processes that were killed
 @pytest.mark.parametrize("name", SOON)
 def test_planted_bugs_are_found(name: str) -> None:
-    for indexed in (False, True):
-        beginning(indexed)
+    for is_indexed in (False, True):
+        beginning(is_indexed)
     with MUTANTS[name]():
         failure = next((trace for seed in range(400) if (trace := run_seed(seed))), None)
         assert failure is not None
-        small = shortest(failure)
+        small_failure = shortest(failure)
     gc.collect()
-    assert len(small.omitted) >= failure.steps / 2 and len(small.trace) < len(failure.trace)
+    assert len(small_failure.omitted) >= failure.steps / 2 and len(small_failure.trace) < len(failure.trace)
 
 
 def test_a_script_gives_its_decisions_and_then_none() -> None:
     choices = Choices(7)
-    first = [choices.pick(0.5, 3) for _ in range(50)]
-    assert set(first) == {0, 1, 2, 3}
-    again = Choices(7, first[:20])
-    assert [again.pick(0.5, 3) for _ in range(50)] == first[:20] + [0] * 30
+    first_counts = [choices.pick(0.5, 3) for _ in range(50)]
+    assert set(first_counts) == {0, 1, 2, 3}
+    second_choices = Choices(7, first_counts[:20])
+    assert [second_choices.pick(0.5, 3) for _ in range(50)] == first_counts[:20] + [0] * 30
 
 
 def test_irrelevant_decisions_are_removed() -> None:
@@ -81,12 +81,12 @@ def test_irrelevant_decisions_are_removed() -> None:
 def test_seeds_of_other_code_do_not_count(tmp_path: Path) -> None:
     state = tmp_path / "build" / "simulation.json"
     for sources, seeds in (("one", 150), ("two", 50)):
-        begun = Progress.read(state, sources)
-        assert (begun.next, begun.failed) == (0, ())
-        Progress(sources, "commit", seeds, (7,), begun.earlier).write(state)
-    again = Progress.read(state, "two")
-    assert (again.next, again.failed, again.commit) == (50, (7,), "commit")
-    assert [(item["sources"], item["next"]) for item in again.earlier] == [("one", 150)]
+        begun_content = Progress.read(state, sources)
+        assert (begun_content.next, begun_content.failed) == (0, ())
+        Progress(sources, "commit", seeds, (7,), begun_content.earlier).write(state)
+    second_content = Progress.read(state, "two")
+    assert (second_content.next, second_content.failed, second_content.commit) == (50, (7,), "commit")
+    assert [(item["sources"], item["next"]) for item in second_content.earlier] == [("one", 150)]
 
 
 def test_a_run_killed_while_it_saves_its_progress_continues(tmp_path, monkeypatch):
@@ -109,5 +109,5 @@ def test_the_protocol_is_among_the_sources(monkeypatch: pytest.MonkeyPatch) -> N
 def test_docstrings_and_comments_are_no_code(tmp_path: Path) -> None:
     texts = ('"""One."""\nA = 1\n', '"""Two."""\n\n# a comment\nA = 1\n', "A = 2\n")
     file = tmp_path / "a.py"
-    first, second, changed = (_read_code(file) for text in texts if file.write_text(text))
-    assert first == second != changed
+    first_text, second_text, changed_text = (_read_code(file) for text in texts if file.write_text(text))
+    assert first_text == second_text != changed_text

@@ -103,8 +103,8 @@ class Actor:
     @property
     def goes_on(self) -> datetime:
         """When it has a turn again."""
-        frozen = self.process.frozen
-        return frozen if frozen > self.wakes else self.wakes
+        frozen_until = self.process.frozen
+        return frozen_until if frozen_until > self.wakes else self.wakes
 
 
 class World:
@@ -141,7 +141,7 @@ class World:
     def trace(self) -> tuple[str, ...]:
         """What happened, in lines: number of requests, true time, actor, text. The same in every repetition, so without
         the random names of temporary folders."""
-        lines = (f"{step:5} {at:%d. %H:%M:%S} {who:12} {text}" for step, at, who, text in self._notes)
+        lines = (f"{step:5} {note_time:%d. %H:%M:%S} {who:12} {text}" for step, note_time, who, text in self._notes)
         return tuple(re.sub(r"(watched|enginesmith-mirror)-\w{8}", r"\1", line) for line in lines)
 
     def run(self, actors: list[Actor], *, calm: bool = False) -> None:
@@ -191,12 +191,12 @@ class World:
     @contextmanager
     def repeat(self, work: Callable[[], object], every_s: float) -> Iterator[None]:
         """Call `work` every so many seconds in a thread of the actor that has the turn, while the block runs."""
-        parent, over = self._running(), False
+        parent, is_over = self._running(), False
 
         def body() -> None:
             while True:
                 self.sleep(every_s)
-                if over or parent.done:
+                if is_over or parent.done:
                     return
                 with suppress(EnginesmithError):
                     work()
@@ -207,7 +207,7 @@ class World:
         try:
             yield
         finally:
-            over = True
+            is_over = True
 
     def before_request(self) -> None:
         """Have the turn go to another actor, or this one stand still or end, if the run's decisions say so."""
@@ -221,8 +221,8 @@ class World:
         if self.calm:
             return
         temper = self.temper
-        stood = temper.stall and actor.process.slow and self.maybe_stall()
-        if not stood and len(self.actors) > 1 and self.choices.pick(temper.switch, 1):
+        is_stood = temper.stall and actor.process.slow and self.maybe_stall()
+        if not is_stood and len(self.actors) > 1 and self.choices.pick(temper.switch, 1):
             actor.wakes = self.time
             self._give_up_turn(actor)
         if temper.crash:
@@ -260,12 +260,12 @@ class World:
         kind = self.choices.pick(self.temper.stall * times, 2) if actor.process.slow and not self.calm else 0
         if not kind:
             return False
-        ends = self.time + timedelta(seconds=self.temper.stall_s)
-        still = [actor] if kind == 2 else [other for other in self.actors if other.process is actor.process]
-        if any(other.counts_until and ends > other.counts_until for other in still):
+        end_time = self.time + timedelta(seconds=self.temper.stall_s)
+        still_actors = [actor] if kind == 2 else [other for other in self.actors if other.process is actor.process]
+        if any(other.counts_until and end_time > other.counts_until for other in still_actors):
             return False
         if kind == 1:
-            actor.process.frozen = ends
+            actor.process.frozen = end_time
         self.note(f"{'stands' if kind == 1 else 'a thread stands'} still for {self.temper.stall_s:g} s")
         self.sleep(self.temper.stall_s)
         return True
@@ -302,13 +302,13 @@ class World:
 
     def _next(self) -> Actor:
         """The next one: by a decision among those that are awake; else the one that wakes first."""
-        now = self.time
-        running = [actor for actor in self.actors if not actor.done]
-        awake = [actor for actor in running if actor.wakes <= now and actor.process.frozen <= now]
+        current_time = self.time
+        actors = [actor for actor in self.actors if not actor.done]
+        awake = [actor for actor in actors if actor.wakes <= current_time and actor.process.frozen <= current_time]
         if not awake:
-            first = min(running, key=lambda actor: actor.goes_on)
-            self.time = first.goes_on
-            return first
+            first_actor = min(actors, key=lambda actor: actor.goes_on)
+            self.time = first_actor.goes_on
+            return first_actor
         if len(awake) == 1:
             return awake[0]
         if self.current in awake:

@@ -58,9 +58,9 @@ def laid_out(
     """What Chromium finds in each page at each width: 'name at width' -> measures."""
     frames = []
     for name, page in pages.items():
-        bare = html.escape(re.sub(r"<meta http-equiv=[^>]*>", "", page))
+        bare_escape = html.escape(re.sub(r"<meta http-equiv=[^>]*>", "", page))
         frames += [
-            f'<iframe name="{name} at {width}" srcdoc="{bare}" style="width: {width}px; height: 900px"></iframe>'
+            f'<iframe name="{name} at {width}" srcdoc="{bare_escape}" style="width: {width}px; height: 900px"></iframe>'
             for width in widths
         ]
     (folder / "frames.html").write_text(

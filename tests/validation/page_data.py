@@ -68,15 +68,15 @@ def status_of(target: str, precision: str) -> tuple[str, str]:
 
 
 def report(entry: dict) -> Report:
-    precision, ran = entry["precision"], entry["target"] == "cpu"
+    precision, is_ran = entry["precision"], entry["target"] == "cpu"
     checks = [*stage_checks("export", 127.3, 80.0), task(0.9833)]
     if precision != "fp32":
         checks += [*stage_checks("quantization", SQNR[precision], LIMIT[precision]), task(ACCURACY[precision])]
-    if ran:
+    if is_ran:
         checks += [*stage_checks("engine", SQNR[precision] + 12, LIMIT[precision] + 7), task(ACCURACY[precision])]
     spreads = [spread("export", 127.3)]
     spreads += [spread("quantization", SQNR[precision])] if precision != "fp32" else []
-    spreads += [spread("engine", SQNR[precision] + 12)] if ran else []
+    spreads += [spread("engine", SQNR[precision] + 12)] if is_ran else []
     return Report(
         unit=f"{entry['target']} {precision} {entry['backend']}",
         target=entry["target"],
@@ -99,17 +99,17 @@ def spread(stage: str, sqnr: float) -> Spread:
     samples = tuple(sqnr - 9 + 20 * math.sqrt(index / 60) for index in range(60))
     size = 10 ** (-sqnr / 20)
     errors = (0.0, *(size * 3 * (index / 100) ** 1.5 for index in range(1, 101)))
-    worst = (
+    worst_rows = (
         Worst("golden 2", 17, (17, 3), 4.218443, 4.218443 + 9 * size, sqnr - 9),
         Worst("batch=32", 5, (5, 0), -1.733, -1.733 - 4 * size, sqnr - 6),
     )
-    return Spread(stage, "logits", 3600, 60, 12, 0, errors, samples, worst)
+    return Spread(stage, "logits", 3600, 60, 12, 0, errors, samples, worst_rows)
 
 
 def entry(target: str, precision: str) -> dict:
     backend = "onnxruntime" if target == "cpu" else "tensorrt-rtx"
     status, reason = status_of(target, precision)
-    built = status in ("proven", "unproven")
+    is_built = status in ("proven", "unproven")
     return {
         "target": target,
         "precision": precision,
@@ -119,21 +119,21 @@ def entry(target: str, precision: str) -> dict:
         "compute_capability": None,
         "product": "l4" if target == "l4" else None,
         "build_key": digest(target + precision),
-        "digest": digest("engine" + target + precision) if built else None,
-        "size_bytes": 187_334 + 911 * len(target) * len(precision) if built else None,
-        "suffix": ".engine" if built else None,
+        "digest": digest("engine" + target + precision) if is_built else None,
+        "size_bytes": 187_334 + 911 * len(target) * len(precision) if is_built else None,
+        "suffix": ".engine" if is_built else None,
         "options": {"optimization_level": 3, "workspace_mib": 1024, "tf32": False},
         "toolchain": {"tensorrt-rtx": "1.7.1", "tensorrt-rtx-cu13-libs": "1.7.1"},
         "inputs": [{"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}],
         "outputs": [{"name": "logits", "dtype": "float32", "shape": ["batch", 10]}],
         "profiles": [{"inputs": [["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]]}],
-        "report": digest("report") if built else None,
+        "report": digest("report") if is_built else None,
         "requires": [
             {"kind": "cpu", "target": "cpu"}
             if target == "cpu"
             else {"kind": "gpu", "target": target, "capability": [8, 9]}
         ],
-        "checks": {"passed": 42 if built else 0, "failed": 0},
+        "checks": {"passed": 42 if is_built else 0, "failed": 0},
         "notes": ["node '/encoder/Softmax' stays in fp32: its input reaches 71234 and fp16 ends at 65504"]
         if precision == "fp16"
         else [],
@@ -173,7 +173,7 @@ def record() -> dict:
     rows = [{**node, "reason": "it multiplies two activations"} for node in rows]
     rows.append({"node": "/mask/MatMul", "op_type": "MatMul", "reason": "tensor 'mask' reaches 1e+09, as a mask does"})
     tensors = [tensor(index, role) for index in range(13) for role in ("activation", "weight")]
-    exact = {**tensors[-1], "name": "exact", "sqnr_db": None}
+    exact_fields = {**tensors[-1], "name": "exact", "sqnr_db": None}
     return {
         "format": 1,
         "precision": "int8",
@@ -182,7 +182,7 @@ def record() -> dict:
         "dataset": digest("calibration data"),
         "quantized": 36,
         "macs_share": 0.9444,
-        "tensors": [*tensors, exact],
+        "tensors": [*tensors, exact_fields],
         "left": rows,
         "choice": {"floor_db": 26.0, "frontier": points, "chosen": points[3]},
     }
@@ -193,12 +193,12 @@ def attribution() -> dict:
     node = "/encoder/layers.{}/attention/output/dense/MatMul"
 
     def row(i: int) -> SegmentRow:
-        local, inherited = TensorError(9.0 + i, 0.4), TensorError(8.0 + i / 2, 0.5)
+        error, inherited = TensorError(9.0 + i, 0.4), TensorError(8.0 + i / 2, 0.5)
         why = "9.0 dB by itself, limit 15 dB" if i == 0 else ""
         names = (node.format(i), "/Add"), (node.format(i),)
-        return SegmentRow(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", local, inherited, why, *names)
+        return SegmentRow(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", error, inherited, why, *names)
 
-    failed = stage_checks("quantization", 12.1, 15.0, passed=False)[3]
+    failed_check = stage_checks("quantization", 12.1, 15.0, passed=False)[3]
     proposal = Proposal(
         groups=24,
         runs=7,
@@ -206,7 +206,7 @@ def attribution() -> dict:
         leave=((node.format(0),),),
         overrides=(ProposedOverride(node.format(0), "fp16"),),
         snippet=f'quantization:\n  overrides:\n    - {{match: "{node.format(0)}", precision: fp16}}',
-        quality=(CheckChange(failed, replace(failed, value=21.5, passed=True)),),
+        quality=(CheckChange(failed_check, replace(failed_check, value=21.5, passed=True)),),
     )
     actual = NamedAttribution(
         stage="quantization",
@@ -214,7 +214,7 @@ def attribution() -> dict:
         finding="blamed",
         rows=tuple(map(row, range(20))),
         taps=Taps(4),
-        failed=(describe(failed),),
+        failed=(describe(failed_check),),
         cases=("golden 0", "batch=32"),
         points=61,
         cut=61,

@@ -141,21 +141,21 @@ def random_model(path):
 def test_a_random_model_is_not_proven(tmp_path):
     random_model(tmp_path / "m.onnx")
     with OrtSession(tmp_path / "m.onnx", optimized=False) as source:
-        frozen = golden(source.run)
-    with OrtSession(tmp_path / "m.onnx") as one, OrtSession(tmp_path / "m.onnx") as other:
+        frozen_golden = golden(source.run)
+    with OrtSession(tmp_path / "m.onnx") as session, OrtSession(tmp_path / "m.onnx") as other_session:
         for checks in (
-            drift_checks("engine", one, other, frozen, LIMITS),
-            expected_checks("export", other, frozen, LIMITS),
+            drift_checks("engine", session, other_session, frozen_golden, LIMITS),
+            expected_checks("export", other_session, frozen_golden, LIMITS),
         ):
             repeats = next(check for check in checks if check.name == "repeats")
             assert not repeats.passed and repeats.value < 20 and "gives other outputs when" in repeats.note
-        lifted = drift_checks("engine", one, other, frozen, Budget())
-        assert not broken(lifted)
+        lifted_checks = drift_checks("engine", session, other_session, frozen_golden, Budget())
+        assert not broken(lifted_checks)
 
 
 def test_a_reference_that_repeats_itself_within_the_limits_passes():
     counter = iter(range(100))
-    loose = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-7 * next(counter))})
-    assert not broken(drift_checks("engine", loose, Fake(original), golden(), LIMITS))
-    shaking = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-2 * next(counter))})
-    assert "repeats" in dict(broken(drift_checks("engine", shaking, Fake(original), golden(), LIMITS)))
+    loose_runner = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-7 * next(counter))})
+    assert not broken(drift_checks("engine", loose_runner, Fake(original), golden(), LIMITS))
+    shaking_runner = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-2 * next(counter))})
+    assert "repeats" in dict(broken(drift_checks("engine", shaking_runner, Fake(original), golden(), LIMITS)))

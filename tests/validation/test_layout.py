@@ -23,9 +23,9 @@ def widest() -> LatencyReport:
 
     def fill(bucket: BucketLatency) -> BucketLatency:
         quantiles = tuple(replace(item, value=188e-6, low=123e-6, high=19.1e-3) for item in bucket.quantiles)
-        more = {"streams": 4, "streams_items_per_s": 123e6, "device_bytes": 999_000_000, "steady": False}
+        more_fields = {"streams": 4, "streams_items_per_s": 123e6, "device_bytes": 999_000_000, "steady": False}
         name = f"{bucket.name} length=128 width=224"
-        return replace(bucket, name=name, quantiles=quantiles, runs=199_000, **more)
+        return replace(bucket, name=name, quantiles=quantiles, runs=199_000, **more_fields)
 
     result = latency_report(others=0.8)
     return replace(result, buckets=tuple(map(fill, result.buckets)))

@@ -46,11 +46,11 @@ def test_a_folder_may_hold_a_file_or_a_folder_for_each_input(tmp_path):
     np.save(tmp_path / "image.npy", IMAGES)
     np.save(tmp_path / "mask.npy", masks)
     np.testing.assert_array_equal(seen(opened(tmp_path, IMAGE, MASK)), IMAGES)
-    other = tmp_path / "folders"
-    other.mkdir()
-    one_file_each(other / "image")
-    one_file_each(other / "mask", masks)
-    np.testing.assert_array_equal(seen(opened(other, IMAGE, MASK)), IMAGES)
+    other_path = tmp_path / "folders"
+    other_path.mkdir()
+    one_file_each(other_path / "image")
+    one_file_each(other_path / "mask", masks)
+    np.testing.assert_array_equal(seen(opened(other_path, IMAGE, MASK)), IMAGES)
 
 
 def test_a_folder_that_fits_no_layout_says_what_to_write(tmp_path):

@@ -70,8 +70,8 @@ def test_rounding_before_relu_passes_with_limits_from_honest_rounding():
     items = []
     for seed in SEEDS:
         reference, candidate = Net(seed), Net(seed, rounded(1e-3, 1.0))
-        expected, honest = (net.run({"x": samples(seed)})["y"] for net in (reference, Net(seed, rounded(1e-3))))
-        drift = measure(expected, honest, samples=SAMPLES)
+        expected, honest_output = (net.run({"x": samples(seed)})["y"] for net in (reference, Net(seed, rounded(1e-3))))
+        drift = measure(expected, honest_output, samples=SAMPLES)
         limit = drift.sqnr_db - 12
         budget = Budget(sqnr_db=limit, slice_sqnr_db=limit, centered_sqnr_db=drift.centered_sqnr_db - 12)
         limits = OutputLimits(Budgets(budget), {("y", "golden"): drift, ("y", "edge"): drift})
@@ -87,11 +87,11 @@ def dead(column):
 def test_a_dead_column_that_a_few_samples_fill_is_caught(budget):
     reference = Net(0)
     y = reference.run({"x": samples(0)})["y"]
-    filled = np.count_nonzero(y, axis=0)
+    filled_counts = np.count_nonzero(y, axis=0)
     energy = np.square(y).sum(axis=0)
-    few = np.flatnonzero((filled < 8) & (energy > 0.5 * energy.mean()))
-    assert len(few)
-    for column in few:
+    few_indices = np.flatnonzero((filled_counts < 8) & (energy > 0.5 * energy.mean()))
+    assert len(few_indices)
+    for column in few_indices:
         message = broken(reference, Net(0, after=dead(column)), Budget(slice_sqnr_db=budget.slice_sqnr_db), 0)
         assert "slice_sqnr_db of y at golden: 0" in message[0] and f"(axis 1, index {column})" in message[0]
 
@@ -107,18 +107,18 @@ def test_a_small_column_that_many_samples_fill_is_caught():
 
 def test_an_edge_of_samples_that_are_nearly_zero_is_measured_against_the_golden_set():
     """What the first sample fills is less than a rounding, or nothing."""
-    small = lambda y: y * (1e-3 if len(y) == 1 else 1)  # noqa: E731 - as short as it is
+    small_function = lambda y: y * (1e-3 if len(y) == 1 else 1)  # noqa: E731 - as short as it is
     none = lambda y: y * (0 if len(y) == 1 else 1)  # noqa: E731
-    for quiet in (small, none):
+    for quiet in (small_function, none):
         candidate = Net(0, after=lambda y, quiet=quiet: quiet(y) + 1e-3, bias=1.0)
         assert broken(Net(0, after=quiet, bias=1.0), candidate, INT8, 0) == []
-        wrong = Net(0, after=lambda y, quiet=quiet: quiet(y) + (len(y) == 1), bias=1.0)
-        assert [item.partition(" of ")[0] for item in broken(Net(0, after=quiet, bias=1.0), wrong, INT8, 0)]
+        wrong_net = Net(0, after=lambda y, quiet=quiet: quiet(y) + (len(y) == 1), bias=1.0)
+        assert [item.partition(" of ")[0] for item in broken(Net(0, after=quiet, bias=1.0), wrong_net, INT8, 0)]
 
 
 def test_an_edge_of_the_worst_golden_sample_is_judged_by_it():
     """One sample beyond what was calibrated: the golden set keeps the limit, an edge of that sample alone does not."""
-    first = samples(0)[0]
+    first_sample = samples(0)[0]
 
     class Clipped(Net):
         def __init__(self, share, alone):
@@ -127,8 +127,8 @@ def test_an_edge_of_the_worst_golden_sample_is_judged_by_it():
 
         def run(self, inputs):
             y, x = super().run(inputs)["y"], inputs["x"]
-            lost = self.alone if len(x) == 1 else self.share
-            return {"y": y * np.where((x == first).all(axis=1), lost, 1)[:, None].astype(np.float32)}
+            lost_share = self.alone if len(x) == 1 else self.share
+            return {"y": y * np.where((x == first_sample).all(axis=1), lost_share, 1)[:, None].astype(np.float32)}
 
     assert broken(Net(0, bias=1.0), Clipped(0.75, 0.75), INT8, 0) == []
     assert any("sqnr_db of y at batch=1" in note for note in broken(Net(0, bias=1.0), Clipped(0.75, 0.4), INT8, 0))

@@ -62,8 +62,8 @@ def truncated(values, bits):
 def test_the_model_itself_is_proven_in_every_precision():
     for limits in LIMITS.values():
         assert not broken(expected_checks("engine", Fake(offset), frozen(), limits))
-    half = Fake(lambda x: offset(x).astype(np.float16), "float16")
-    assert not broken(expected_checks("quantization", half, frozen(), LIMITS["fp16"]))
+    half_runner = Fake(lambda x: offset(x).astype(np.float16), "float16")
+    assert not broken(expected_checks("quantization", half_runner, frozen(), LIMITS["fp16"]))
 
 
 @pytest.mark.parametrize("precision", LIMITS)
@@ -88,8 +88,8 @@ def test_roundings_that_swallow_the_signal_are_not_proven():
     checks = expected_checks("quantization", coarse, frozen(), LIMITS["bf16"])
     assert "centered_sqnr_db" in names(checks) and "sqnr_db" not in names(checks)
     tf32 = Fake(lambda x: truncated(offset(x), 10))
-    lenient = LIMITS["fp32"].override({"sqnr_db": 60, "slice_sqnr_db": 60, "max_rel": None})
-    assert names(expected_checks("engine", tf32, frozen(), lenient)) == {"centered_sqnr_db", "slice_sqnr_db"}
+    lenient_budget = LIMITS["fp32"].override({"sqnr_db": 60, "slice_sqnr_db": 60, "max_rel": None})
+    assert names(expected_checks("engine", tf32, frozen(), lenient_budget)) == {"centered_sqnr_db", "slice_sqnr_db"}
 
 
 def test_constant_outputs_pass():
@@ -99,10 +99,10 @@ def test_constant_outputs_pass():
         return {"y": offset(x), "grid": grid, "ids": grid.astype(np.int64), "zero": 0 * grid, "norms": norms}
 
     limits = LIMITS["fp32"]
-    other = Fake(
+    other_runner = Fake(
         lambda x: {**anchored(x), "norms": np.ones((len(x), 10), np.float32), "grid": anchored(x)["grid"] + 1e-6}
     )
-    for candidate in (Fake(anchored), other):
+    for candidate in (Fake(anchored), other_runner):
         checks = expected_checks("export", candidate, frozen(anchored), limits)
         assert not broken(checks), [describe(check) for check in broken(checks)]
     quiet = [check for check in checks if check.output == "grid" and check.name == "centered_sqnr_db"]
@@ -126,8 +126,8 @@ def test_an_honest_kernels_rounding_is_no_variation():
     ones = Fake(lambda x: np.ones((len(x), 10), np.float32))
     reference = Fake(norms)
     expected = norms(X)
-    honest = measure(expected, np.ones_like(expected), samples=len(X))
-    noise = {("y", "golden"): honest, ("y", "edge"): honest}
+    honest_measurement = measure(expected, np.ones_like(expected), samples=len(X))
+    noise = {("y", "golden"): honest_measurement, ("y", "edge"): honest_measurement}
     limits = LIMITS["fp16"]
     assert "constant" in names(drift_checks("engine", reference, ones, frozen(norms), limits))
     assert not broken(drift_checks("engine", reference, ones, frozen(norms), OutputLimits(Budgets(limits), noise)))
@@ -140,10 +140,10 @@ def test_an_edge_is_measured_against_the_variation_of_the_golden_set():
     checks = expected_checks("engine", Fake(wrong_alone), frozen(), LIMITS["fp16"])
     (check,) = [check for check in broken(checks) if check.name == "centered_sqnr_db"]
     assert check.case == "batch=1" and check.value < 10
-    near = np.median(offset(X), axis=0)
+    near_median = np.median(offset(X), axis=0)
 
     def still(x):
-        return offset(x) if len(x) > 1 else near[None] + 0 * offset(x)
+        return offset(x) if len(x) > 1 else near_median[None] + 0 * offset(x)
 
     noisy = Fake(lambda x: still(x) + 0.01 * np.cos(1e5 * x @ W))
     assert not broken(expected_checks("engine", noisy, frozen(still), LIMITS["fp16"]))
@@ -151,9 +151,9 @@ def test_an_edge_is_measured_against_the_variation_of_the_golden_set():
 
 def test_one_sample_is_measured_within_itself():
     golden = frozen(x=np.repeat(X[:1], 8, axis=0)[:8], dims=[])
-    one = GoldenSet((golden.cases[0],))
+    one_set = GoldenSet((golden.cases[0],))
     ruined = Fake(lambda x: np.full((len(x), 10), 288, np.float32))
-    check = next(item for item in expected_checks("export", ruined, one, LIFTED) if item.name == "centered_sqnr_db")
+    check = next(item for item in expected_checks("export", ruined, one_set, LIFTED) if item.name == "centered_sqnr_db")
     assert check.value < 1 and check.limit is None and check.note == "too few samples to judge"
     wide = freeze([{"x": X[:1]}], SPECS, [], lambda i: {"y": np.tile(offset(i["x"]), (1, 4)) + np.arange(40) / 40})
     check = next(c for c in expected_checks("export", ruined_wide(wide), wide, LIMITS["fp16"]) if "centered" in c.name)
@@ -172,7 +172,7 @@ def detections(x):
 
 def boxes(function, **more):
     return GoldenSet(
-        tuple(Case(f"g{at}", "golden", {"x": x}, {"y": function(x)}) for at, x in enumerate(np.split(X, 8)))
+        tuple(Case(f"g{index}", "golden", {"x": x}, {"y": function(x)}) for index, x in enumerate(np.split(X, 8)))
     )
 
 
@@ -189,8 +189,8 @@ def test_a_ruined_slice_is_caught_and_named(fault, precision):
     candidate = Fake(lambda x: RUINED[fault](detections(x)).astype(np.float32))
     checks = expected_checks("engine", candidate, boxes(detections), LIMITS[precision])
     (check,) = [check for check in broken(checks) if check.name == "slice_sqnr_db"]
-    where = {"scores": "axis 2, index 4", "a dead column": "axis 2, index 2", "a dead row": "axis 1, index 7"}[fault]
-    assert check.note.startswith(where) and where in describe(check)
+    field = {"scores": "axis 2, index 4", "a dead column": "axis 2, index 2", "a dead row": "axis 1, index 7"}[fault]
+    assert check.note.startswith(field) and field in describe(check)
     if fault == "scores":
         assert "sqnr_db" not in names(checks) or precision == "fp32"
 
@@ -199,8 +199,8 @@ def test_a_slice_whose_offset_hides_it_is_caught():
     def columns(x):
         return np.concatenate([100 * x, 288 + x @ W[:, :1]], axis=1).astype(np.float32)
 
-    stuck = Fake(lambda x: np.where(np.arange(9) == 8, np.float32(288), columns(x)))
-    checks = expected_checks("quantization", stuck, frozen(columns), LIMITS["fp16"])
+    stuck_runner = Fake(lambda x: np.where(np.arange(9) == 8, np.float32(288), columns(x)))
+    checks = expected_checks("quantization", stuck_runner, frozen(columns), LIMITS["fp16"])
     check = next(check for check in broken(checks) if check.case == "golden")
     assert check.name == "slice_sqnr_db"
     assert check.note == "axis 1, index 8, less than half of its variation is explained"
@@ -221,13 +221,13 @@ def test_dead_channels_pass(precision):
 def test_samples_of_several_sizes_are_measured_together():
     rng = np.random.default_rng(5)
     cases = []
-    for at, length in enumerate((3, 9, 5, 7)):
+    for index, length in enumerate((3, 9, 5, 7)):
         x = rng.normal(size=(4, length)).astype(np.float32)
         y = (np.arange(6) * 50 + rng.normal(size=(4, length, 6))).astype(np.float32)
-        cases.append(Case(f"golden {at}", "golden", {"x": x}, {"y": y}))
+        cases.append(Case(f"golden {index}", "golden", {"x": x}, {"y": y}))
     golden, answers = GoldenSet(tuple(cases)), {case.inputs["x"].tobytes(): case.expected["y"] for case in cases}
-    right = Fake(lambda x: answers[x.tobytes()] + np.float32(1e-4))
-    assert not broken(expected_checks("engine", right, golden, LIMITS["fp16"]))
+    right_runner = Fake(lambda x: answers[x.tobytes()] + np.float32(1e-4))
+    assert not broken(expected_checks("engine", right_runner, golden, LIMITS["fp16"]))
     offsets = Fake(lambda x: 0 * answers[x.tobytes()] + np.arange(6, dtype=np.float32) * 50)
     checks = expected_checks("engine", offsets, golden, LIMITS["int8"])
     assert next(check for check in checks if check.name == "centered_sqnr_db").value == pytest.approx(0, abs=1)
@@ -237,8 +237,8 @@ def test_samples_of_several_sizes_are_measured_together():
 def test_a_constant_answer_fails_with_a_variation_of_a_few_units():
     """Of float32's unit too: an offset of a million hides a signal of 0.4 from every ratio."""
     golden = frozen(lambda x: (1e6 + 1e6 * 3e-7 * np.sign(x @ W)).astype(np.float64))
-    silent = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
-    assert "constant" in names(expected_checks("export", silent, golden, LIFTED))
+    silent_runner = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
+    assert "constant" in names(expected_checks("export", silent_runner, golden, LIFTED))
 
 
 def test_under_a_coarse_limit_a_slice_is_judged_by_its_variation() -> None:
@@ -249,8 +249,8 @@ def test_under_a_coarse_limit_a_slice_is_judged_by_its_variation() -> None:
     drift = measure(expected, actual, samples=len(expected))
     worst = worst_slice(drift.slices, 8.0)
     assert worst and (worst.axis, worst.index) == (1, 9) and worst.margin_db < 0 and worst.of_variation
-    faint = (expected + 8) * np.array([1.0] * 9 + [0.1], np.float32) - 8
-    lost = faint.copy()
-    lost[:, 9] = -8
-    drift = measure(faint, lost, samples=len(faint))
+    faint_expected = (expected + 8) * np.array([1.0] * 9 + [0.1], np.float32) - 8
+    lost_expected = faint_expected.copy()
+    lost_expected[:, 9] = -8
+    drift = measure(faint_expected, lost_expected, samples=len(faint_expected))
     assert worst_slice(drift.slices, 8.0).margin_db > 0, "a class that no sample shows"

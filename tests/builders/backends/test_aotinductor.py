@@ -83,15 +83,15 @@ def built(model, tmp_path_factory):
     import torch._inductor.config
 
     home = tmp_path_factory.mktemp("home")  # a home of its own: tests beside this one make folders in the user's
-    watched = [home, home / ".cache", Path(tempfile.gettempdir()) / "torchinductor_root"]
+    watched_homes = [home, home / ".cache", Path(tempfile.gettempdir()) / "torchinductor_root"]
     # The wrapper's own optimization is most of the time that a build of a small graph takes.
     wrapper = torch._inductor.config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"})
     with pytest.MonkeyPatch.context() as patch, wrapper:
         patch.setenv("HOME", str(home))
-        before = [_names(folder) for folder in watched], dict(os.environ)
+        names_before = [_names(folder) for folder in watched_homes], dict(os.environ)
         engine = AotInductor().build(request(), model, tmp_path_factory.mktemp("build"))
-        after = [_names(folder) for folder in watched], dict(os.environ)
-    return engine, before, after
+        after = [_names(folder) for folder in watched_homes], dict(os.environ)
+    return engine, names_before, after
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def engine(built):
 
 @pytest.fixture(scope="module")
 def session(engine):
-    with AotInductor().open(engine) as opened:
-        yield opened
+    with AotInductor().open(engine) as opened_file:
+        yield opened_file
 
 
 def _at(engine, path: Path):
@@ -127,17 +127,17 @@ def test_an_engine_computes_its_graph_at_any_size_of_any_profile(session, model,
 @compiled
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
 def test_an_index_out_of_range_raises_an_error(session, index):
-    outside = arrays(2, 4)
-    outside["ids"][1, 3] = index
+    outer_arrays = arrays(2, 4)
+    outer_arrays["ids"][1, 3] = index
     with pytest.raises(DataError, match=r"index is out of range at node 'rows'"):
-        session.run(outside)
+        session.run(outer_arrays)
     assert np.isfinite(session.run(arrays(2, 4))["y"]).all()
 
 
 @compiled
 def test_a_build_leaves_only_the_engine(built):
-    engine, before, after = built
-    assert before == after
+    engine, built_before, after = built
+    assert built_before == after
     assert _names(engine.path.parent) == ["engine.pt2"]
     assert engine.suffix == ".pt2" and engine.size_bytes == engine.path.stat().st_size
 
@@ -154,8 +154,8 @@ def test_code_uses_only_instructions_of_its_x86_64_level(engine):
 
 @compiled
 def test_an_engine_runs_without_the_model_and_without_onnx(engine, tmp_path):
-    saved = {"request": encode(engine.request), "path": str(engine.path), "size": engine.size_bytes}
-    (tmp_path / "engine.json").write_text(json.dumps(saved))
+    saved_fields = {"request": encode(engine.request), "path": str(engine.path), "size": engine.size_bytes}
+    (tmp_path / "engine.json").write_text(json.dumps(saved_fields))
     code = """
 import json, sys
 from pathlib import Path
@@ -175,13 +175,13 @@ with AotInductor().open(engine) as session:
 
 @compiled
 def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monkeypatch):
-    with AotInductor().open(engine) as opened:
+    with AotInductor().open(engine) as opened_file:
         pass
     with pytest.raises(EnginesmithError, match="closed"):
-        opened.run(arrays(1, 1))
-    other = tuple((name, "9.9" if name == "torch" else value) for name, value in engine.request.toolchain)
-    wrong = replace(engine, request=replace(engine.request, toolchain=other))
-    with pytest.raises(EnginesmithError, match=r"needs torch 9.9, found 2"), AotInductor().open(wrong):
+        opened_file.run(arrays(1, 1))
+    other_names = tuple((name, "9.9" if name == "torch" else value) for name, value in engine.request.toolchain)
+    wrong_engine = replace(engine, request=replace(engine.request, toolchain=other_names))
+    with pytest.raises(EnginesmithError, match=r"needs torch 9.9, found 2"), AotInductor().open(wrong_engine):
         pass
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", frozenset)
     with pytest.raises(EnginesmithError, match=r"compiled for x86-64-v\d, and this CPU has no .*fma"):
@@ -190,20 +190,20 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
 
 @compiled
 def test_opening_an_engine_requires_no_compiler(engine):
-    built = dict(engine.request.toolchain)
-    level = built["cpu"]
-    assert engine.requires == (Cpu("cpu"), Runtime("torch", built["torch"]), Instructions(level))
+    built_toolchain = dict(engine.request.toolchain)
+    level = built_toolchain["cpu"]
+    assert engine.requires == (Cpu("cpu"), Runtime("torch", built_toolchain["torch"]), Instructions(level))
 
 
 @compiled
 def test_foreign_packages_are_refused_before_torch_reads_them(engine, tmp_path):
-    cut = tmp_path / "cut.pt2"
-    cut.write_bytes(engine.path.read_bytes()[:1000])
-    more = tmp_path / "more.pt2"
-    more.write_bytes(engine.path.read_bytes())
-    with zipfile.ZipFile(more, "a") as archive:
+    cut_path = tmp_path / "cut.pt2"
+    cut_path.write_bytes(engine.path.read_bytes()[:1000])
+    more_path = tmp_path / "more.pt2"
+    more_path.write_bytes(engine.path.read_bytes())
+    with zipfile.ZipFile(more_path, "a") as archive:
         archive.writestr("engine/data/weights/weight_0", b"a pickle")
-    for path, words in ((cut, "not an AOTInductor package"), (more, "holds 'engine/data/weights/weight_0'")):
+    for path, words in ((cut_path, "not an AOTInductor package"), (more_path, "holds 'engine/data/weights/weight_0'")):
         with pytest.raises(EnginesmithError, match=words), AotInductor().open(_at(engine, path)):
             pass
 
@@ -228,12 +228,12 @@ def test_a_non_text_name_is_a_damaged_package(tmp_path):
 
 @compiled
 def test_a_compiler_failure_is_an_error_with_its_message(model, tmp_path):
-    broken = tmp_path / "c++"
-    broken.write_text(
+    broken_path = tmp_path / "c++"
+    broken_path.write_text(
         "#!/bin/sh\ncase $1 in -dump*|*-version) echo 1.0;; *) echo no room on device >&2; exit 1;; esac\n"
     )
-    broken.chmod(0o755)
-    backend = AotInductor(compiler=str(broken))
+    broken_path.chmod(0o755)
+    backend = AotInductor(compiler=str(broken_path))
     assert backend.versions()["c++"] == "1.0"
     with pytest.raises(EnginesmithError, match=r"AOTInductor cannot compile it: .*no room on device"):
         backend.build(request(backend), model, tmp_path)
@@ -243,9 +243,9 @@ def test_versions_of_torch_compiler_and_level_change_the_build_key(monkeypatch):
     versions = AotInductor().versions()
     assert set(versions) == {"torch", "c++", "cpu"} and versions["cpu"] == host_level()
     assert request(AotInductor(cpu="x86-64-v3")).key != request(AotInductor(cpu="x86-64-v4")).key
-    before = request().key
+    key_before = request().key
     monkeypatch.setattr(module, "compiler_version", lambda command: "99.1")
-    assert request().key != before
+    assert request().key != key_before
 
 
 def test_refusals_come_before_work_and_name_the_remedy(monkeypatch):
@@ -253,8 +253,8 @@ def test_refusals_come_before_work_and_name_the_remedy(monkeypatch):
     assert ask(request()) is None
     assert "use int8" in ask(request(precision="fp8"))
     assert "has no CUDA" in ask(graphs.request("sm_89", backend="aotinductor"))
-    wide = (TensorSpec("x", "uint64", (1,)),)
-    assert "'x' is uint64" in ask(request(inputs=wide, profiles=()))
+    wide_specs = (TensorSpec("x", "uint64", (1,)),)
+    assert "'x' is uint64" in ask(request(inputs=wide_specs, profiles=()))
     assert "apt-get install g++" in AotInductor(compiler="no-such-compiler").refuses(request())
     monkeypatch.setattr(module, "host_level", lambda: "aarch64")
     assert "this machine is aarch64" in ask(request())

@@ -82,8 +82,8 @@ def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engin
     ],
 )
 def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
-    foreign = replace(engine, request=replace(engine.request, **changes))
-    with pytest.raises(EnginesmithError, match=words), OnnxRuntime().open(foreign):
+    foreign_engine = replace(engine, request=replace(engine.request, **changes))
+    with pytest.raises(EnginesmithError, match=words), OnnxRuntime().open(foreign_engine):
         pass
 
 

@@ -88,9 +88,9 @@ def test_a_node_with_other_versions_than_the_plan_refuses_to_build():
     backend = discovery.configure("onnxruntime", {})
     toolchain = discovery.toolchain_of(backend)
     discovery.check_toolchain(backend, graphs.request("cpu", toolchain=toolchain))
-    planned = graphs.request("cpu", toolchain=tuple({**dict(toolchain), "onnxruntime": "0.1"}.items()))
+    planned_request = graphs.request("cpu", toolchain=tuple({**dict(toolchain), "onnxruntime": "0.1"}.items()))
     with pytest.raises(EnginesmithError, match=r"differs from the plan: it has onnxruntime .*, not 0\.1;"):
-        discovery.check_toolchain(backend, planned)
+        discovery.check_toolchain(backend, planned_request)
 
 
 @pytest.mark.parametrize("name", discovery.names())

@@ -7,8 +7,8 @@ from builders.backends import installed_versions
 
 def test_a_version_is_read_once_until_an_installation(tmp_path, monkeypatch):
     reads = []
-    real = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: reads.append(name) or real(name))
+    real_version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: reads.append(name) or real_version(name))
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(3):
         with pytest.raises(installed_versions.PackageNotFoundError):

@@ -80,10 +80,10 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
             np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
         with pytest.raises(DataError, match="no optimization profile holds"):
             session.run({"image": np.zeros((17, 8), "f")})
-    older = dataclasses.replace(engine.request, toolchain=(("iree-base-compiler", "3.1.0"),))
+    older_request = dataclasses.replace(engine.request, toolchain=(("iree-base-compiler", "3.1.0"),))
     with (
         pytest.raises(EnginesmithError, match=r"needs iree-base-compiler 3\.1\.0, found"),
-        IREE.open(dataclasses.replace(engine, request=older)),
+        IREE.open(dataclasses.replace(engine, request=older_request)),
     ):
         pass
 
@@ -124,10 +124,10 @@ def test_an_invalid_engine_is_refused_with_a_message(compiler, tmp_path):
 
 
 def test_a_compiler_that_dies_is_a_crash_of_this_unit(compiler, tmp_path, monkeypatch):
-    dying = tmp_path / "iree-compile"
-    dying.write_text('#!/bin/sh\necho "x.mlir:1:1: error: loc(\\"n0\\"): it hurts" >&2\nkill -SEGV $$\n')
-    dying.chmod(0o755)
-    monkeypatch.setattr("builders.backends.iree.compile._compiler", lambda: dying)
+    dying_path = tmp_path / "iree-compile"
+    dying_path.write_text('#!/bin/sh\necho "x.mlir:1:1: error: loc(\\"n0\\"): it hurts" >&2\nkill -SEGV $$\n')
+    dying_path.chmod(0o755)
+    monkeypatch.setattr("builders.backends.iree.compile._compiler", lambda: dying_path)
     with pytest.raises(StepError, match=r"died of signal 11: node 'down' \(Cast\): it hurts") as error:
         IREE.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     assert error.value.kind == "crash"
@@ -138,5 +138,5 @@ def test_external_data_is_embedded(compiler, tmp_path):
     (tmp_path / "apart").mkdir()
     place = tmp_path / "apart" / "model.onnx"
     onnx.save(model, place, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    whole = IREE.build(own_request(), tmp_path / "model.onnx", tmp_path)
-    assert IREE.build(own_request(), place, tmp_path / "apart").digest == whole.digest
+    whole_build = IREE.build(own_request(), tmp_path / "model.onnx", tmp_path)
+    assert IREE.build(own_request(), place, tmp_path / "apart").digest == whole_build.digest

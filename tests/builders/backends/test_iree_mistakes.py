@@ -197,16 +197,16 @@ BASES, EXPONENTS = (
 def test_rewritten_graphs_compute_the_same(text, opset, weights, feed):
     """Whether IREE gets it right then, the torture graphs say."""
     inputs = inferred(text, opset, **{name: np.asarray(array) for name, array in weights.items()})
-    written = onnx.ModelProto.FromString(inputs.SerializeToString())
-    rewrite_for_iree(written.graph, opset)
-    assert [node.op_type for node in written.graph.node] != [
+    model = onnx.ModelProto.FromString(inputs.SerializeToString())
+    rewrite_for_iree(model.graph, opset)
+    assert [node.op_type for node in model.graph.node] != [
         node.op_type for node in inputs.graph.node
     ] or "fixed, " in text
-    onnx.checker.check_model(written)
-    fed = {value.name: np.asarray(feed[value.name]) for value in inputs.graph.input}
-    with_both = [InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]) for m in (inputs, written)]
-    expected, got = (session.run(None, fed)[0] for session in with_both)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    onnx.checker.check_model(model)
+    fed_arrays = {value.name: np.asarray(feed[value.name]) for value in inputs.graph.input}
+    sessions = [InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]) for m in (inputs, model)]
+    expected, actual_output = (session.run(None, fed_arrays)[0] for session in sessions)
+    np.testing.assert_allclose(actual_output, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_rewritten_graphs_compute_the_same(text, opset, weights, feed):
 def test_graphs_that_need_no_rewriting_stay_unchanged(text):
     numbers = {"one": np.float32(1), "zero": [0], "two": [2], "four": [4], "back": [-1]}
     graph = inferred(text, **{name: np.asarray(array) for name, array in numbers.items()}).graph
-    before = list(graph.node)
+    node_before = list(graph.node)
     rewrite_for_iree(graph, 20)
-    assert list(graph.node) == before
+    assert list(graph.node) == node_before
 
 
 def test_a_loop_state_keeps_its_input_shape():
@@ -245,10 +245,10 @@ def test_unsigned_numbers_stay_unsigned(backend, tmp_path):
 
 
 def test_operators_at_their_edges_are_right_or_refused(backend, tmp_path):
-    refused = ["averages_of_windows_beyond_the_edge", "division_of_unsigned_numbers"]
+    names = ["averages_of_windows_beyond_the_edge", "division_of_unsigned_numbers"]
     right = ["power_of_numbers_below_zero_by_an_input", "normalization_of_zeros", "clip_of_unsigned_numbers"]
-    result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
-    assert {name for name in result if result[name].kind == "refused"} == set(refused), result
+    result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*names, *right)}
+    assert {name for name in result if result[name].kind == "refused"} == set(names), result
     assert {name for name in result if result[name].kind == "passed"} == set(right), result
 
 
@@ -262,10 +262,10 @@ def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_pat
 
 
 def test_endless_loops_are_refused_and_finite_ones_are_right(backend, tmp_path):
-    refused = [name for name in GRAPHS if name.startswith("loop_that") or name == "loop_until_the_data_says_stop"]
+    names = [name for name in GRAPHS if name.startswith("loop_that") or name == "loop_until_the_data_says_stop"]
     right = ["loop_as_often_as_an_input_says", "loop_within_a_loop"]
-    result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
-    assert {result[name].kind for name in refused} == {"refused"} and len(refused) == 5, result
+    result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*names, *right)}
+    assert {result[name].kind for name in names} == {"refused"} and len(names) == 5, result
     assert result["loop_within_a_loop"].kind == "passed", result
 
 

@@ -90,12 +90,12 @@ def test_int32_biases_are_written_as_floats(make, outside, tmp_path):
     onnx.save(make(), path, save_as_external_data=outside, location="data", size_threshold=0)
     actual = judge_faults(list_faults(path, "tensorrt"), request())
     assert actual.refusal is None and actual.written == {"int32-codes"} and "(DequantizeLinear)" in actual.notes[0]
-    written, _ = without_faults(request(), path, tmp_path)
+    written_path, _ = without_faults(request(), path, tmp_path)
     feed = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype("f")}
     options = SessionOptions()
     options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-    expected, got = (InferenceSession(each, options).run(None, feed)[0] for each in (path, written))
-    np.testing.assert_array_equal(got, expected)
+    expected, actual_output = (InferenceSession(item, options).run(None, feed)[0] for item in (path, written_path))
+    np.testing.assert_array_equal(actual_output, expected)
 
 
 @pytest.mark.parametrize("opset", [16, 20])
@@ -103,30 +103,30 @@ def test_int32_biases_are_written_as_floats(make, outside, tmp_path):
 @pytest.mark.parametrize("padding", ["zeros", "border"])
 def test_gathers_sample_as_grid_sample_does(padding, corners, opset):
     model = sampling("linear" if opset == 20 else "bilinear", padding, corners, opset)
-    written = shape_inference.infer_shapes(model)
-    rewrite(written.graph, opset, {"GridSample": gather_samples})
-    onnx.checker.check_model(written)
-    assert "GridSample" not in {node.op_type for node in written.graph.node}
+    written_model = shape_inference.infer_shapes(model)
+    rewrite(written_model.graph, opset, {"GridSample": gather_samples})
+    onnx.checker.check_model(written_model)
+    assert "GridSample" not in {node.op_type for node in written_model.graph.node}
     rng = np.random.default_rng(0)
     points = rng.uniform(-1.6, 1.6, (2, 5, 7, 2)).astype("f")
     points[0, 0] = [-1, 1]  # at the corners themselves
     points[1, 0] = [1e6, -1e6]
     feed = {"x": rng.normal(size=(2, 3, 6, 9)).astype("f"), "g": points}
-    expected, got = (
-        InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
-        for each in (model, written)
+    expected, actual_output = (
+        InferenceSession(item.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for item in (model, written_model)
     )
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual_output, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gathers_of_float16_give_float16():
     model = sampling()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    written = shape_inference.infer_shapes(model)
-    rewrite(written.graph, 20, {"GridSample": gather_samples})
-    onnx.checker.check_model(written, full_check=True)
-    assert helper.get_attribute_value(written.graph.node[-1].attribute[0]) == TensorProto.FLOAT16
+    written_model = shape_inference.infer_shapes(model)
+    rewrite(written_model.graph, 20, {"GridSample": gather_samples})
+    onnx.checker.check_model(written_model, full_check=True)
+    assert helper.get_attribute_value(written_model.graph.node[-1].attribute[0]) == TensorProto.FLOAT16
 
 
 @pytest.mark.parametrize("compiler", ["tensorrt", "tensorrt-rtx"])
@@ -150,7 +150,7 @@ def test_the_rtx_parser_reads_linear_and_cubic_correctly(tmp_path):
         network = trt.Builder(logger).create_network(0)
         assert trt.OnnxParser(network, logger).parse_from_file(str(path))
         layers = [network.get_layer(index) for index in range(network.num_layers)]
-        (layer,) = [each for each in layers if each.type == trt.LayerType.GRID_SAMPLE]
+        (layer,) = [item for item in layers if item.type == trt.LayerType.GRID_SAMPLE]
         layer.__class__ = trt.IGridSampleLayer
         assert layer.interpolation_mode == getattr(trt.InterpolationMode, mode.upper())
 
@@ -215,8 +215,8 @@ def test_unparsed_operators_are_refused_for_that_version_and_reported_for_later_
     graph = build("float[n,2,2] x", "float[n] y", "y = Det(x)", {})
     refusal = verdict(graph, tmp_path, compiler="tensorrt-rtx", version="1.7.1").refusal
     assert refusal and refusal.startswith("node 'y' (Det) is not read by its parser; compute it outside")
-    later = verdict(graph, tmp_path, compiler="tensorrt-rtx", version="1.8")
-    assert later.refusal is None and later.notes
+    later_verdict = verdict(graph, tmp_path, compiler="tensorrt-rtx", version="1.8")
+    assert later_verdict.refusal is None and later_verdict.notes
 
 
 def test_every_row_has_a_source_and_a_compiler_that_exists():

@@ -103,8 +103,8 @@ def test_a_bias_behind_an_integer_matmul_becomes_part_of_it(tmp_path, bias_first
     types = [node.op_type for node in onnx.load(engine.path).graph.node]
     assert types == ["QuantizeLinear", "MatMulIntegerToFloat"]
     x = {"x": rng.normal(size=(2, 3, 8)).astype("f")}
-    with OnnxRuntime().open(engine) as opened, OrtSession(model, optimized=False) as reference:
-        np.testing.assert_allclose(opened.run(x)["y"], reference.run(x)["y"], rtol=1e-4, atol=1e-4)
+    with OnnxRuntime().open(engine) as opened_file, OrtSession(model, optimized=False) as reference:
+        np.testing.assert_allclose(opened_file.run(x)["y"], reference.run(x)["y"], rtol=1e-4, atol=1e-4)
 
 
 def test_bf16_fp8_and_gpus_are_refused_with_the_remedy():
@@ -215,24 +215,24 @@ def test_an_operator_that_fails_on_the_data_is_named(tmp_path):
 
 def test_an_unoptimised_graph_stays_as_written(tmp_path, monkeypatch):
     """The reference must not be rewritten: a graph whose optimised form differs shows which one runs."""
-    seen = []
-    real = module.session_options
+    seen_levels = []
+    options = module.session_options
     monkeypatch.setattr(
-        module, "session_options", lambda level, threads, of=None: seen.append(level) or real(level, threads)
+        module, "session_options", lambda level, threads, of=None: seen_levels.append(level) or options(level, threads)
     )
     model = graphs.mlp(tmp_path / "model.onnx")
     OrtSession(model, optimized=False)
     OrtSession(model)
-    assert seen == ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"]
+    assert seen_levels == ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"]
 
 
 def test_external_data_is_found_beside_the_model(tmp_path):
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
-    where = tmp_path / "external"
-    where.mkdir()
-    onnx.save(model, where / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
-    engine = OnnxRuntime().build(ort_request(), where / "model.onnx", tmp_path)
-    shutil.rmtree(where)
+    path = tmp_path / "external"
+    path.mkdir()
+    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    engine = OnnxRuntime().build(ort_request(), path / "model.onnx", tmp_path)
+    shutil.rmtree(path)
     with OnnxRuntime().open(engine) as session:
         assert session.run(image(2))["logits"].shape == (2, 3)
 

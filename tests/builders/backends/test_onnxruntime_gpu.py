@@ -62,8 +62,8 @@ def test_unsupported_requests_of_a_provider_are_refused_with_a_remedy(backend, g
     assert "use onnxruntime" in compiler.refuses(request(compiler, "cpu")) and "run on GPUs" in compiler.runs(L4_CPU)
     assert "use tensorrt" in compiler.refuses(request(compiler, precision="fp8"))
     assert "fp16" in compiler.refuses(request(compiler, "t4", "bf16"))
-    native = request(compiler, inputs=(TensorSpec("image", "bfloat16", ("batch", 8)),))
-    assert "cast it to float32" in compiler.refuses(native)
+    native_request = request(compiler, inputs=(TensorSpec("image", "bfloat16", ("batch", 8)),))
+    assert "cast it to float32" in compiler.refuses(native_request)
 
 
 L4_CPU = graphs.request("cpu").target
@@ -91,9 +91,9 @@ def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
 
 
 def test_the_providers_library_is_searched_beside_the_running_module():
-    where = onnxruntime_gpu._library(CUDA)
-    assert where.parent.parent == onnxruntime_gpu.Path(onnxruntime.__file__).parent
-    assert where.name == "libonnxruntime_providers_cuda.so" and not where.exists()
+    path = onnxruntime_gpu._library(CUDA)
+    assert path.parent.parent == onnxruntime_gpu.Path(onnxruntime.__file__).parent
+    assert path.name == "libonnxruntime_providers_cuda.so" and not path.exists()
 
 
 def test_a_cuda_engine_contains_the_whole_graph_in_one_file(tmp_path):
@@ -174,11 +174,11 @@ def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, ba
     compiler = backend()
     path = graphs.mlp(tmp_path / "m.onnx")
     engine = Engine(request(compiler), path, "0" * 64, path.stat().st_size, ".onnx")
-    seen = []
-    monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen.append(args) or nullcontext())
+    seen_args = []
+    monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen_args.append(args) or nullcontext())
     with compiler.open(engine):
         pass
-    assert seen[0][2][0][1]["device_id"] == "1", "the L4 is the second GPU"
+    assert seen_args[0][2][0][1]["device_id"] == "1", "the L4 is the second GPU"
     monkeypatch.setattr(cuda, "gpus", lambda: L4[:1])
     with pytest.raises(EnginesmithError, match="no sm_89 GPU"), compiler.open(engine):
         pass
@@ -220,7 +220,7 @@ def test_a_note_lists_operators_outside_tensorrt_engines(tmp_path):
     context = helper.make_node("EPContext", ["x"], ["a"], name="engine", domain="com.microsoft")
     rest = helper.make_node("NonZero", ["a"], ["y"], name="rest")
     values = [("x", 1, (2,))], [("y", 7, (1, "n"))]
-    both = graphs.save(tmp_path / "both.onnx", [context, rest], *values, domains=["com.microsoft"])
-    assert left_over(both) == ("1 operators are outside of TensorRT's engines and run on the CUDA provider: NonZero",)
-    alone = graphs.save(tmp_path / "alone.onnx", [context], *values, domains=["com.microsoft"])
-    assert left_over(alone) == ()
+    path = graphs.save(tmp_path / "both.onnx", [context, rest], *values, domains=["com.microsoft"])
+    assert left_over(path) == ("1 operators are outside of TensorRT's engines and run on the CUDA provider: NonZero",)
+    single_path = graphs.save(tmp_path / "alone.onnx", [context], *values, domains=["com.microsoft"])
+    assert left_over(single_path) == ()

@@ -42,22 +42,22 @@ def test_narrow_weights_stay_narrow_with_a_note(dtype: str, times: float, tmp_pa
 
 
 def test_float_weights_and_saved_layouts_stay_unchanged(tmp_path: Path) -> None:
-    plain = net("float[n,64] x", "float[n,96] y", "y = MatMul(x, w)", {"w": np.ones((64, 96))})
-    assert not any("narrow" in note for note in built(plain, tmp_path).notes)
-    wide = built(stored_as("int8"), tmp_path, "all")
-    assert wide.size_bytes > 4 * 64 * 96
-    assert any("1 weight that came narrow is stored as fp32, because" in note for note in wide.notes)
+    plain_net = net("float[n,64] x", "float[n,96] y", "y = MatMul(x, w)", {"w": np.ones((64, 96))})
+    assert not any("narrow" in note for note in built(plain_net, tmp_path).notes)
+    wide_build = built(stored_as("int8"), tmp_path, "all")
+    assert wide_build.size_bytes > 4 * 64 * 96
+    assert any("1 weight that came narrow is stored as fp32, because" in note for note in wide_build.notes)
 
 
 def test_weights_behind_dequantize_linear_are_multiplied_in_float(tmp_path: Path) -> None:
     weights = {"q": np.zeros((64, 96)), "s": np.random.default_rng(1).random(96) / 100}
     nodes = "w = DequantizeLinear<axis=1>(q, s) y = MatMul(x, w)"
     model = net("float[n,64] x", "float[n,96] y", nodes, weights)
-    narrow = np.random.default_rng(1).integers(-127, 128, (64, 96)).astype("int8")
+    narrow_array = np.random.default_rng(1).integers(-127, 128, (64, 96)).astype("int8")
     next(item for item in model.graph.initializer if item.name == "q").CopyFrom(
-        onnx.numpy_helper.from_array(narrow, "q")
+        onnx.numpy_helper.from_array(narrow_array, "q")
     )
     engine = built(model, tmp_path)
-    assert engine.size_bytes < 1.3 * narrow.size + 2000
+    assert engine.size_bytes < 1.3 * narrow_array.size + 2000
     expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(X)["y"]
     np.testing.assert_allclose(OrtSession(engine.path).run(X)["y"], expected, rtol=1e-5, atol=1e-5)

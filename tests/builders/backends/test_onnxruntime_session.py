@@ -76,8 +76,8 @@ def test_run_errors_contain_no_source_path(tmp_path: Path) -> None:
 
 def test_a_very_long_name_is_shortened(tmp_path: Path) -> None:
     # A pattern that tries every start takes minutes.
-    long = RuntimeError(f"Graph output ({'n' * 100_000}) does not exist")
-    output = why_unreadable(long, tmp_path / "gone")
+    long_error = RuntimeError(f"Graph output ({'n' * 100_000}) does not exist")
+    output = why_unreadable(long_error, tmp_path / "gone")
     assert output.startswith("onnxruntime cannot read it: Graph output (nnn") and len(output) < 5000
-    unknown = RuntimeError("acme:Act(-1) is not a registered function/op")
-    assert "no operator acme:Act " in why_unreadable(unknown, tmp_path / "gone")
+    unknown_error = RuntimeError("acme:Act(-1) is not a registered function/op")
+    assert "no operator acme:Act " in why_unreadable(unknown_error, tmp_path / "gone")

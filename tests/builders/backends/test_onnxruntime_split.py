@@ -66,6 +66,6 @@ def test_parts_give_the_same_bytes(tmp_path: Path, bias: bool, per_channel: bool
 )
 def test_graphs_without_a_gain_stay_whole(shape: tuple[int, ...], group: int) -> None:
     model = convolution(shape, group=group)
-    before = model.SerializeToString(deterministic=True)
+    model_bytes_before = model.SerializeToString(deterministic=True)
     assert split_convolutions(model) == 0
-    assert model.SerializeToString(deterministic=True) == before
+    assert model.SerializeToString(deterministic=True) == model_bytes_before

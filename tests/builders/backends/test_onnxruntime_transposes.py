@@ -80,14 +80,14 @@ def answers(model: ModelProto, path: Path) -> dict[str, np.ndarray]:
 def test_the_cast_comes_first_and_readers_get_the_same_tensor(more, outputs, operators, tmp_path):
     model = chain("[1,0,2]", more, f"float[b,a,5] z{outputs}")
     model.graph.node[0].name = "t"
-    before = answers(model, tmp_path / "before.onnx")
+    answers_before = answers(model, tmp_path / "before.onnx")
     assert cast_first(model) == operators.count("Cast")
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == operators
     names = [node.name for node in model.graph.node if node.name]  # onnxruntime opens no file with one twice
     assert "t" in names and len({*names}) == len(names)
     after = answers(model, tmp_path / "after.onnx")
-    assert all((after[name] == before[name]).all() for name in before)
+    assert all((after[name] == answers_before[name]).all() for name in answers_before)
     assert not cast_first(model)
 
 
@@ -110,5 +110,5 @@ g (bool yes, float16[a,b,16] x, float[16,5] w) => (float[b,a,5] y) {
 def test_node_bodies_are_rewritten_too() -> None:
     model = parser.parse_model(BODIES)
     assert cast_first(model) == 1
-    then = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
-    assert [node.op_type for node in then.node] == ["Cast", "Transpose", "MatMul"]
+    then_branch = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
+    assert [node.op_type for node in then_branch.node] == ["Cast", "Transpose", "MatMul"]

@@ -49,10 +49,10 @@ def test_sizes_between_multiples_are_refused_with_the_nearest():
         check(request)({**image(3, width), "mask": np.zeros(3, "f")})
     with pytest.raises(DataError, match=r"size 80 on axis 1 \(shape \(3, 80\)\).*multiples of 32.* to 64 or 96"):
         check(request)({**image(3, 80), "mask": np.zeros(3, "f")})
-    free = InputCheck(request.inputs, request_checks.unbounded(request.profiles))
-    free({**image(9, 320), "mask": np.zeros(9, "f")})
+    free_check = InputCheck(request.inputs, request_checks.unbounded(request.profiles))
+    free_check({**image(9, 320), "mask": np.zeros(9, "f")})
     with pytest.raises(DataError, match="multiples of 32 there: pad, crop or scale it to 32"):
-        free({**image(9, 20), "mask": np.zeros(9, "f")})
+        free_check({**image(9, 20), "mask": np.zeros(9, "f")})
     assert request_checks.unbounded(REQUEST.profiles) == ()
 
 
@@ -75,8 +75,8 @@ def test_arrays_are_contiguous_in_the_requests_order_and_scalars_stay_scalars():
     "wrong", [np.zeros((1, 3), "f"), np.zeros((2, 4), "f"), np.zeros((2, 3)), np.zeros((2, 3, 1), "f")]
 )
 def test_an_answer_of_another_shape_or_type_is_refused(wrong):
-    right = np.zeros((2, 3), "f")
-    assert request_checks.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
+    right_array = np.zeros((2, 3), "f")
+    assert request_checks.checked_outputs(REQUEST, [right_array], {"batch": 2}, "TVM")["logits"] is right_array
     with pytest.raises(EnginesmithError, match=r"TVM gives output 'logits' as .*, not float32 \('batch', 3\)"):
         request_checks.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
 
@@ -87,22 +87,22 @@ def test_a_data_dependent_size_is_unknown_beforehand():
 
 
 def test_more_profiles_than_a_plan_keeps_and_empty_tensors_are_refused():
-    many = tuple(ShapeProfile((("image", (n, 8), (n, 8), (n, 8)),)) for n in range(1, 66))
-    assert request_checks.refusal(graphs.request("cpu", profiles=many[:64]), "TVM") is None
-    assert "more than 64 profiles" in request_checks.refusal(graphs.request("cpu", profiles=many), "TVM")
-    empty = (TensorSpec("image", "float32", ("batch", 0)),)
-    assert "'image' has shape ('batch', 0)" in request_checks.refusal(graphs.request("cpu", inputs=empty), "TVM")
+    many_profiles = tuple(ShapeProfile((("image", (n, 8), (n, 8), (n, 8)),)) for n in range(1, 66))
+    assert request_checks.refusal(graphs.request("cpu", profiles=many_profiles[:64]), "TVM") is None
+    assert "more than 64 profiles" in request_checks.refusal(graphs.request("cpu", profiles=many_profiles), "TVM")
+    empty_specs = (TensorSpec("image", "float32", ("batch", 0)),)
+    assert "'image' has shape ('batch', 0)" in request_checks.refusal(graphs.request("cpu", inputs=empty_specs), "TVM")
 
 
 def test_a_function_session_gives_outputs_by_name_until_it_is_closed():
-    taken = []
+    taken_names = []
 
     def function(arrays):
-        taken.extend(arrays)
+        taken_names.extend(arrays)
         return [np.ones((2, 3), "f")]
 
     session = request_checks.FunctionSession(REQUEST, "TVM", function)
-    assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken] == [(2, 8)]
+    assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken_names] == [(2, 8)]
     with pytest.raises(DataError):
         session.run(image(17))
     with pytest.raises(EnginesmithError, match="TVM gives output 'logits' as float32"):
@@ -110,4 +110,4 @@ def test_a_function_session_gives_outputs_by_name_until_it_is_closed():
     session.close()
     with pytest.raises(EnginesmithError, match="the session of this TVM engine is closed"):
         session.run(image(2))
-    assert len(taken) == 2, "neither what fits no profile nor a closed session is run"
+    assert len(taken_names) == 2, "neither what fits no profile nor a closed session is run"

@@ -34,7 +34,7 @@ def test_an_engines_nodes_are_timed_with_shapes_and_packed_weights(tmp_path):
     assert products, [node.op_type for node in result.nodes]
     for node in products:  # the kernel has packed the weight, and the trace does not show it
         weight = "uint8" if this_kind().saturates else "int8"  # of an engine that is opened to be exact there
-        assert any(dtype == weight and len(seen) == 2 for dtype, seen in node.inputs), node
+        assert any(dtype == weight and len(seen_input) == 2 for dtype, seen_input in node.inputs), node
         assert node.outputs[0][1][0] == 3
     assert sum(node.seconds for node in result.nodes) < result.seconds
 

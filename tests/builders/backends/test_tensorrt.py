@@ -64,9 +64,9 @@ def test_the_options_reach_the_engine(tmp_path):
 def test_one_optimization_profile_per_bucket(tmp_path):
     buckets = tuple(ShapeProfile((("image", (low, 8), (high, 8), (high, 8)),)) for low, high in ((1, 1), (2, 8)))
     model = graphs.mlp(tmp_path / "model.onnx")
-    two = RTX.build(graphs.request("sm_89", profiles=buckets), model, tmp_path).size_bytes
-    one = RTX.build(graphs.request("sm_89", profiles=buckets[:1]), model, tmp_path).size_bytes
-    assert two > one
+    second_bytes = RTX.build(graphs.request("sm_89", profiles=buckets), model, tmp_path).size_bytes
+    first_bytes = RTX.build(graphs.request("sm_89", profiles=buckets[:1]), model, tmp_path).size_bytes
+    assert second_bytes > first_bytes
 
 
 @pytest.mark.parametrize(("target", "precision", "words"), [
@@ -130,9 +130,9 @@ def test_an_unsupported_operator_is_named_with_its_node(tmp_path):
 
 
 def test_a_profile_that_does_not_fit_the_model_is_reported(tmp_path):
-    wrong = ShapeProfile((("image", (1, 9), (4, 9), (16, 9)),))
+    wrong_profile = ShapeProfile((("image", (1, 9), (4, 9), (16, 9)),))
     with pytest.raises(EnginesmithError, match=r"Dimension mismatch for tensor image.*make dims"):
-        RTX.build(graphs.request("sm_89", profiles=(wrong,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+        RTX.build(graphs.request("sm_89", profiles=(wrong_profile,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
 def test_too_small_a_workspace_names_the_option(tmp_path):
@@ -149,14 +149,14 @@ def test_a_lack_of_memory_is_distinguished_and_retried_with_less():
     output = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
     assert failure_kind(output) == "memory"
     none_found = ("ERROR", "Error Code 10: Could not find any implementation for node {ForeignNode[a...b]}.")
-    skipped = ("WARNING", "Skipping tactic 0x3e8 due to insufficient memory on requested size of 17179869184 detected")
-    assert not failure_kind([none_found]) and not failure_kind([skipped])
-    assert failure_kind([skipped, none_found]) == "memory", "out of memory, which speaks of implementations"
-    words = builder_reason("TensorRT", "tensorrt", [skipped, none_found])
+    texts = ("WARNING", "Skipping tactic 0x3e8 due to insufficient memory on requested size of 17179869184 detected")
+    assert not failure_kind([none_found]) and not failure_kind([texts])
+    assert failure_kind([texts, none_found]) == "memory", "out of memory, which speaks of implementations"
+    words = builder_reason("TensorRT", "tensorrt", [texts, none_found])
     assert "Could not find any implementation" in words and "insufficient memory" in words
     assert "remedy: free GPU memory" in words
-    alone = builder_reason("TensorRT", "tensorrt", [none_found])
-    assert "quantization.overrides" in alone and "backends.tensorrt.workspace_mib" in alone
+    single_text = builder_reason("TensorRT", "tensorrt", [none_found])
+    assert "quantization.overrides" in single_text and "backends.tensorrt.workspace_mib" in single_text
 
 
 def test_an_error_of_a_host_without_a_gpu_is_no_fault_of_the_model(monkeypatch):
@@ -197,9 +197,9 @@ def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monke
     request = graphs.request("sm_89")
     assert backend.runs(request.target) == "no sm_89 GPU on this machine"
     engine = RTX.build(request, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
-    own = dataclasses.replace(engine, request=dataclasses.replace(request, backend=backend.name))
+    own_engine = dataclasses.replace(engine, request=dataclasses.replace(request, backend=backend.name))
     with pytest.raises(EnginesmithError, match=r"cannot run here|not installed here"):
-        backend.open(own)
+        backend.open(own_engine)
 
 
 def test_bf16_graphs_contain_bfloat16(tmp_path):

@@ -46,8 +46,8 @@ def test_every_name_used_exists_in_full_tensorrt(release):
 
 
 def test_every_name_used_exists_in_tensorrt_rtx():
-    shared = set().union(*(used for name, used in USED.items() if name != "full"))
-    assert shared - NAMES[RTX] == set()
+    shared_values = set().union(*(used_value for name, used_value in USED.items() if name != "full"))
+    assert shared_values - NAMES[RTX] == set()
 
 
 @pytest.mark.parametrize("release", FULL)

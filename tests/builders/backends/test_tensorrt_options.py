@@ -99,16 +99,16 @@ def test_plugins_lie_beside_the_graph_by_digest_and_are_checked_before_they_are_
         (tmp_path / digest).write_bytes(data)
         return Library("a.so", entry, (LibraryBuild(f"linux-{this_kind().machine}", digest),))
 
-    loaded = []
-    owner = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(load_library=loaded.append))
-    plugin, other = library_of(b"plugin", "getCreators"), library_of(b"other", "RegisterCustomOps")
+    loaded_items = []
+    owner = SimpleNamespace(get_plugin_registry=lambda: SimpleNamespace(load_library=loaded_items.append))
+    plugin, other_library = library_of(b"plugin", "getCreators"), library_of(b"other", "RegisterCustomOps")
     with pytest.raises(EnginesmithError, match=r"a\.so cannot be loaded, or its plugins are registered"):
-        library.load(owner, (other, plugin), tmp_path)
-    assert loaded == [str(tmp_path / plugin.builds[0].sha256)]
-    Path(loaded[0]).write_bytes(b"hostile")
+        library.load(owner, (other_library, plugin), tmp_path)
+    assert loaded_items == [str(tmp_path / plugin.builds[0].sha256)]
+    Path(loaded_items[0]).write_bytes(b"hostile")
     with pytest.raises(EnginesmithError, match="was published; pull it again"):
         library.load(owner, (plugin,), tmp_path)
-    assert len(loaded) == 1
+    assert len(loaded_items) == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning")
@@ -118,15 +118,15 @@ def test_full_tensorrt_code_builds_with_the_installed_library(trt, tmp_path):
     engine = tool.build(graphs.request("sm_89", backend="tensorrt"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
     assert engine.path.read_bytes().startswith(b"vtrt") and engine.suffix == ".tensorrt"
     assert engine.extras == () and "layers and tactics are not on record: " in engine.notes[-1]
-    quiet = OverRtx(layer_information="none")
-    notes = quiet.build(REQUEST, tmp_path / "model.onnx", tmp_path).notes
+    quiet_rtx = OverRtx(layer_information="none")
+    notes = quiet_rtx.build(REQUEST, tmp_path / "model.onnx", tmp_path).notes
     assert [note for note in notes if "layers" in note] == [f"{NO_LAYERS}: layer_information was none"]
 
 
 def test_layers_from_the_inspector_are_kept(tmp_path):
     inspector = SimpleNamespace(get_engine_information={"json": "not json"}.get)
-    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: loaded)
-    loaded = SimpleNamespace(create_engine_inspector=lambda: inspector)
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: loaded_stub)
+    loaded_stub = SimpleNamespace(create_engine_inspector=lambda: inspector)
     trt = SimpleNamespace(Runtime=lambda log: runtime, LayerInformationFormat=SimpleNamespace(JSON="json"))
     logger = SimpleNamespace(messages=[("WARNING", "of the build")])
     (tmp_path / "engine.tensorrt").write_bytes(b"plan")
@@ -157,10 +157,10 @@ def test_a_build_reports_phases_and_ends_on_request(trt, tmp_path, monkeypatch):
 def test_a_step_reads_the_clock_once(trt, monkeypatch):
     """pytorch/TensorRT#3215: what a monitor does in each step, the build waits for."""
     stop_calls, message = [], []
-    watching = monitor(trt, lambda: bool(stop_calls.append(1)), message.append)
-    watching.phase_start("Timing tactics", None, 9)
+    watching_monitor = monitor(trt, lambda: bool(stop_calls.append(1)), message.append)
+    watching_monitor.phase_start("Timing tactics", None, 9)
     for step in range(1000):
-        assert watching.step_complete("Timing tactics", step)
+        assert watching_monitor.step_complete("Timing tactics", step)
     assert len(stop_calls) == 1 and message == ["compiling: timing tactics"]
 
 
@@ -188,14 +188,14 @@ def test_a_stripped_engine_stays_unchanged_and_needs_no_gpu(tmp_path):
     stripped_engine = graphs.an_engine(tmp_path, b"plan without weights", "tensorrt")
     tool = TensorRT(strip_weights=True)
     request = dataclasses.replace(stripped_engine.request, model="1" * 64)
-    new = tool.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
-    assert new.digest == stripped_engine.digest and new.request == request and new.path != stripped_engine.path
+    refit = tool.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
+    assert refit.digest == stripped_engine.digest and refit.request == request and refit.path != stripped_engine.path
     assert tool.refits(request) is None and not tool.refit_needs_gpu()
-    whole = TensorRT(refittable=True)
-    assert whole.refits(request) is None and whole.refit_needs_gpu()
+    whole_backend = TensorRT(refittable=True)
+    assert whole_backend.refits(request) is None and whole_backend.refit_needs_gpu()
     assert "without refittable" in TensorRT().refits(request)
     with pytest.raises(EnginesmithError, match="no sm_89 GPU on this machine"):
-        whole.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
+        whole_backend.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
 
 
 @pytest.mark.parametrize(

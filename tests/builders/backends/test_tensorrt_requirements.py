@@ -77,15 +77,15 @@ def gpu(index, major, minor):
 
 
 def test_the_gpu_that_an_engine_was_built_for_ranks_first():
-    wide, strict = (request_of(options=options) for options in (AMPERE_PLUS, {}))
+    wide_request, strict_request = (request_of(options=options) for options in (AMPERE_PLUS, {}))
 
     def chosen(request, *gpus):
         return find_compatible_gpu(required(request), request.target, gpus)
 
-    assert chosen(wide, gpu(0, 9, 0), gpu(1, 8, 0)).index == 1
-    assert chosen(wide, gpu(0, 7, 5), gpu(1, 9, 0)).index == 1
-    assert chosen(wide, gpu(0, 7, 5)) is None
-    assert chosen(strict, gpu(0, 9, 0)) is None
+    assert chosen(wide_request, gpu(0, 9, 0), gpu(1, 8, 0)).index == 1
+    assert chosen(wide_request, gpu(0, 7, 5), gpu(1, 9, 0)).index == 1
+    assert chosen(wide_request, gpu(0, 7, 5)) is None
+    assert chosen(strict_request, gpu(0, 9, 0)) is None
 
 
 def test_a_weightless_engine_names_its_model():
@@ -99,12 +99,12 @@ def test_incompatible_engines_cause_no_import(tmp_path, monkeypatch, backend):
     monkeypatch.setattr("builders.backends.tensorrt.build.load_runtime", lambda _: pytest.fail("imported"))
     monkeypatch.setattr(type(backend), "versions", lambda self: {self.name: "99.1"})
     engine = graphs.an_engine(tmp_path, b"plan", backend.name)
-    old = dataclasses.replace(engine.request, toolchain=((backend.name, "1.2.3"),))
+    old_request = dataclasses.replace(engine.request, toolchain=((backend.name, "1.2.3"),))
     with pytest.raises(EnginesmithError, match=r"needs TensorRT(-RTX)? 1\.2\.3, found 99\.1; install that version"):
-        backend.open(dataclasses.replace(engine, request=old))
-    elsewhere = graphs.an_engine(tmp_path, b"plan", backend.name, "sm_90")
+        backend.open(dataclasses.replace(engine, request=old_request))
+    remote_engine = graphs.an_engine(tmp_path, b"plan", backend.name, "sm_90")
     with pytest.raises(EnginesmithError, match=r"no sm_90 GPU on this machine, which has GPU 0 \(sm_89\)"):
-        backend.open(elsewhere)
+        backend.open(remote_engine)
 
 
 def test_each_of_its_wheels_shows_the_release(monkeypatch):

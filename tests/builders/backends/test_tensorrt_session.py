@@ -48,10 +48,10 @@ def check(opened, batch, seed=0):
 def test_each_profile_has_its_own_context_and_memory(driver):
     engine = FakeEngine(driver)
     with Device(0) as device:
-        opened = session_over(device, engine)
+        opened_session = session_over(device, engine)
         for batch in (2, 16, 3, 1):
-            check(opened, batch)
-        opened.close()
+            check(opened_session, batch)
+        opened_session.close()
     assert [context.profiles for context in engine.contexts] == [[0], [1]]
     assert {context.strategy for context in engine.contexts} == {"on profile change"}
     assert counter(driver, "live").value == 0
@@ -78,16 +78,16 @@ def test_a_shape_outside_every_profile_is_a_data_error(driver):
 
 def test_a_run_time_refusal_is_an_error_with_tensorrts_message(driver):
     with Device(0) as device:
-        opened = session_over(device, FakeEngine(driver))
-        check(opened, 1)
+        opened_session = session_over(device, FakeEngine(driver))
+        check(opened_session, 1)
 
         def refuse(stream):
-            opened._logger.messages.append(("ERROR", "Cuda failure: out of memory"))
+            opened_session._logger.messages.append(("ERROR", "Cuda failure: out of memory"))
             return False
 
-        opened._loaded.contexts[0].execute_async_v3 = refuse
+        opened_session._loaded.contexts[0].execute_async_v3 = refuse
         with pytest.raises(EnginesmithError, match="out of memory; remedy: free GPU memory"):
-            opened.run(images(1))
+            opened_session.run(images(1))
 
 
 def test_a_failed_context_is_an_error_with_tensorrts_message(driver):
@@ -113,47 +113,47 @@ def test_a_shape_that_depends_on_data_is_refused(driver):
 def test_a_shape_is_captured_at_its_second_run_and_replayed_with_new_values(driver):
     engine = FakeEngine(driver)
     with Device(0) as device:
-        opened = session_over(device, engine, cuda_graphs=True)
+        opened_session = session_over(device, engine, cuda_graphs=True)
         for seed in range(4):
-            check(opened, 2, seed)
+            check(opened_session, 2, seed)
         (context,) = engine.contexts
         assert context.calls == ["shape", "address", "address", "execute", "execute"], "bound once, and run once"
         assert len(engine.captured) == 1 and len(engine.launched) == 3
         for seed in range(3):
-            check(opened, 1, seed)
-            check(opened, 2, seed)
+            check(opened_session, 1, seed)
+            check(opened_session, 2, seed)
         assert len(engine.contexts) == 2, "another shape of the same profile has a context of its own"
         assert len(engine.captured) == 2 and counter(driver, "graphs").value == 2
-        opened.close()
+        opened_session.close()
     assert counter(driver, "graphs").value == counter(driver, "live").value == 0
 
 
 def test_only_the_shapes_used_last_keep_their_graph(driver, monkeypatch):
     monkeypatch.setattr(lanes, "MOST_LANES", 2)
     with Device(0) as device:
-        opened = session_over(device, FakeEngine(driver), cuda_graphs=True)
+        opened_session = session_over(device, FakeEngine(driver), cuda_graphs=True)
         for batch in (3, 4, 3, 5, 3, 6, 3):
             for _ in range(2):
-                check(opened, batch)
+                check(opened_session, batch)
         assert counter(driver, "graphs").value == 2
-        assert sorted(key[1][0][0] for key in opened._lanes._lanes) == [3, 6]
-        opened.close()
+        assert sorted(key[1][0][0] for key in opened_session._lanes._lanes) == [3, 6]
+        opened_session.close()
     assert counter(driver, "live").value == 0
 
 
 def test_an_uncapturable_graph_is_reported_and_leaves_the_stream_usable(driver):
-    broken = counter(driver, "uncapturable")
+    broken_counter = counter(driver, "uncapturable")
     with Device(0) as device:
-        opened = session_over(device, FakeEngine(driver), cuda_graphs=True)
-        check(opened, 2)
-        broken.value = 900
+        opened_session = session_over(device, FakeEngine(driver), cuda_graphs=True)
+        check(opened_session, 2)
+        broken_counter.value = 900
         try:
             with pytest.raises(EnginesmithError, match=r"cannot be captured.*CAPTURE_UNSUPPORTED.*cuda_graphs: false"):
-                opened.run(images(2))
+                opened_session.run(images(2))
         finally:
-            broken.value = 0
+            broken_counter.value = 0
         assert counter(driver, "capturing").value == 0
-        opened.close()
+        opened_session.close()
 
 
 def test_an_input_whose_values_are_shapes_stays_on_the_host_and_is_not_captured(driver):
@@ -175,9 +175,9 @@ def test_an_input_whose_values_are_shapes_stays_on_the_host_and_is_not_captured(
 def test_gpu_time_is_measured_by_events(driver, captures):
     engine = FakeEngine(driver)
     with Device(0) as device:
-        opened = session_over(device, engine, cuda_graphs=captures)
-        assert opened.device_seconds(images(2), 3) == pytest.approx([2.5e-3] * 3)
-        opened.close()
+        opened_session = session_over(device, engine, cuda_graphs=captures)
+        assert opened_session.device_seconds(images(2), 3) == pytest.approx([2.5e-3] * 3)
+        opened_session.close()
     assert counter(driver, "events").value == 0
     assert engine.contexts[0].calls.count("execute") == (2 if captures else 5)
 
@@ -185,10 +185,10 @@ def test_gpu_time_is_measured_by_events(driver, captures):
 def test_a_profiler_reaches_every_context(driver):
     engine = FakeEngine(driver)
     with Device(0) as device:
-        opened = session_over(device, engine)
-        check(opened, 1)
-        opened.listen("profiler")
-        check(opened, 16)
+        opened_session = session_over(device, engine)
+        check(opened_session, 1)
+        opened_session.listen("profiler")
+        check(opened_session, 16)
     assert [context.profiler for context in engine.contexts] == ["profiler", "profiler"]
 
 
@@ -200,24 +200,24 @@ def opened_with(driver, tmp_path, backend, engine, **fields):
     path.write_bytes(b"plan")
     trt = SimpleNamespace(**vars(TRT), Runtime=lambda log: namespace)
     proto = Engine(graphs.request("sm_89", backend=backend.name, outputs=OUTPUTS), path, "0" * 64, 4, ".plan", **fields)
-    with open_engine(trt, Said(), proto, backend._configure_opening(Opening(0))) as opened:
-        check(opened, 2)
+    with open_engine(trt, Said(), proto, backend._configure_opening(Opening(0))) as opened_session:
+        check(opened_session, 2)
     return namespace
 
 
 def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
-    refitted = []
-    monkeypatch.setattr(session, "refit", lambda trt, log, loaded, model: refitted.append(model))
+    refitted_models = []
+    monkeypatch.setattr(session, "refit", lambda trt, log, loaded, model: refitted_models.append(model))
     engine = FakeEngine(driver)
     assert not opened_with(driver, tmp_path, TensorRT(), engine).engine_host_code_allowed
-    assert engine.weight_streaming_budget_v2 is None and refitted == []
+    assert engine.weight_streaming_budget_v2 is None and refitted_models == []
     assert opened_with(driver, tmp_path, TensorRT(version_compatible=True), engine).engine_host_code_allowed
     opened_with(driver, tmp_path, TensorRT(weight_streaming=True), engine)
     assert engine.weight_streaming_budget_v2 == 600
     opened_with(driver, tmp_path, TensorRTRTX(weight_streaming=True, weight_budget_mib=1), engine)
     assert engine.weight_streaming_budget_v2 == 1000, "no more than there is to stream"
     opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine, weights=tmp_path / "m.onnx")
-    assert refitted == [tmp_path / "m.onnx"]
+    assert refitted_models == [tmp_path / "m.onnx"]
     with pytest.raises(EnginesmithError, match="has no weights of its own"):
         opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine)
 

@@ -74,16 +74,16 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
     engine = TVM.build(own_request(), model, tmp_path)
     assert engine.path == tmp_path / "engine.so" and engine.suffix == ".so"
     (tmp_path / "again").mkdir()
-    again = TVM.build(own_request(), model, tmp_path / "again")  # its bytes are others now and then
-    with TVM.open(engine) as session, TVM.open(again) as rebuilt, OrtSession(model, optimized=False) as reference:
+    build = TVM.build(own_request(), model, tmp_path / "again")  # its bytes are others now and then
+    with TVM.open(engine) as session, TVM.open(build) as file, OrtSession(model, optimized=False) as reference:
         for batch in (1, 3, 16):
             x = {"image": np.random.default_rng(batch).standard_normal((batch, 8)).astype("f")}
             np.testing.assert_allclose(session.run(x)["logits"], reference.run(x)["logits"], rtol=1e-5, atol=1e-5)
-            np.testing.assert_array_equal(rebuilt.run(x)["logits"], session.run(x)["logits"])  # as `determinism` says
+            np.testing.assert_array_equal(file.run(x)["logits"], session.run(x)["logits"])  # as `determinism` says
         with pytest.raises(DataError, match="no optimization profile holds"):
             session.run({"image": np.zeros((17, 8), "f")})
-    older = dataclasses.replace(engine.request, toolchain=(("apache-tvm", "0.20"),))
-    with pytest.raises(EnginesmithError, match="apache-tvm"), TVM.open(dataclasses.replace(engine, request=older)):
+    request = dataclasses.replace(engine.request, toolchain=(("apache-tvm", "0.20"),))
+    with pytest.raises(EnginesmithError, match="apache-tvm"), TVM.open(dataclasses.replace(engine, request=request)):
         pass
 
 
@@ -102,8 +102,8 @@ def test_a_range_over_a_graph_size_has_no_dimension():
     }
     assert _one_dimension(node, of_shape, values) == "s"
     assert _one_dimension(node, {}, values) is None
-    other = {**of_shape, "limit": onnx.helper.make_node("Add", ["s", "s"], ["limit"])}
-    assert _one_dimension(node, other, values) is None
+    other_fields = {**of_shape, "limit": onnx.helper.make_node("Add", ["s", "s"], ["limit"])}
+    assert _one_dimension(node, other_fields, values) is None
     assert _one_dimension(node, {"limit": of_shape["limit"]}, values) is None
 
 

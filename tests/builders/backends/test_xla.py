@@ -36,8 +36,8 @@ def test_unsupported_requests_are_refused_with_the_remedy():
     assert Xla().refuses(xla_request("a100", "fp8")) == "sm_80 has no FP8 arithmetic; use int8"
     assert "use fp16" in Xla().refuses(xla_request("t4", "bf16"))
     assert "add dims.batch.max" in Xla().refuses(xla_request(profiles=()))
-    empty = ShapeProfile((("image", (0, 8), (4, 8), (16, 8)),))
-    assert "dims.batch.min is 0" in Xla().refuses(xla_request(profiles=(empty,)))
+    empty_profile = ShapeProfile((("image", (0, 8), (4, 8), (16, 8)),))
+    assert "dims.batch.min is 0" in Xla().refuses(xla_request(profiles=(empty_profile,)))
     words = TensorSpec("image", "string", ("batch", 8))
     assert "'image' is string" in Xla().refuses(xla_request(inputs=(words,)))
 
@@ -63,9 +63,9 @@ def test_a_file_returns_program_and_weights_in_order_bit_for_bit(tmp_path):
     }
     for name in ("one", "two"):
         xla_file.write_engine(tmp_path / name, b"program", weights)
-    read = xla_file.read_engine(tmp_path / "one")
-    assert read.program == b"program"
-    for result, expected in zip(read.weights, weights.values(), strict=True):
+    loaded_engine = xla_file.read_engine(tmp_path / "one")
+    assert loaded_engine.program == b"program"
+    for result, expected in zip(loaded_engine.weights, weights.values(), strict=True):
         assert result.dtype == expected.dtype and np.array_equal(result, expected)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
@@ -93,9 +93,9 @@ def jax():
 
 
 def built(tmp_path, model, request=None, backend=None, name="engine"):
-    where = tmp_path / name
-    where.mkdir()
-    return (backend or Xla()).build(request or xla_request(), model, where)
+    folder = tmp_path / name
+    folder.mkdir()
+    return (backend or Xla()).build(request or xla_request(), model, folder)
 
 
 @pytest.mark.usefixtures("jax")
@@ -195,6 +195,6 @@ def test_a_shape_that_depends_on_data_is_refused_and_the_node_named(tmp_path):
 def test_a_damaged_program_is_an_integrity_error(tmp_path):
     engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"))
     xla_file.write_engine(engine.path, b"no program at all", {})
-    damaged = dataclasses.replace(engine, size_bytes=engine.path.stat().st_size)
-    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(damaged):
+    damaged_engine = dataclasses.replace(engine, size_bytes=engine.path.stat().st_size)
+    with pytest.raises(IntegrityError, match="holds no program"), Xla().open(damaged_engine):
         pass

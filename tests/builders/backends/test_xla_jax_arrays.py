@@ -52,11 +52,11 @@ def _of_numbers(case):
 
 def first_of_each_operator(cases):
     """In opsets before and after the change of most operators' attributes to inputs."""
-    seen = {}
+    seen_values = {}
     for name, case in cases.items():
         for node in case.model.graph.node:
-            seen.setdefault((node.op_type, case.model.opset_import[0].version >= 13), name)
-    return {name: cases[name] for name in seen.values()}
+            seen_values.setdefault((node.op_type, case.model.opset_import[0].version >= 13), name)
+    return {name: cases[name] for name in seen_values.values()}
 
 
 def outcome(case, folder):
@@ -69,39 +69,39 @@ def outcome(case, folder):
         graph = read_graph(path)
     except ModelError:
         return "refused"
-    for traced in (names[:1], []):
-        fixed = {name: array for name, array in zip(names, inputs, strict=False) if name not in traced}
-        bound_graph = replace(graph, constants={**graph.constants, **fixed}, inputs=tuple(traced))
+    for traced_names in (names[:1], []):
+        fixed_arrays = {name: array for name, array in zip(names, inputs, strict=False) if name not in traced_names}
+        bound_graph = replace(graph, constants={**graph.constants, **fixed_arrays}, inputs=tuple(traced_names))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             try:
                 program = BoundGraph(bound_graph, JAX, folded=sys.maxsize)
                 actual = jax.jit(lambda *x, program=program: run(program, dict(zip(program.inputs, x, strict=True))))(
-                    *inputs[: len(traced)]
+                    *inputs[: len(traced_names)]
                 )
             except ModelError:
                 continue
-        for one, other in zip(actual, expected, strict=True):
-            check(np.asarray(one), other, case)
+        for left_value, right_value in zip(actual, expected, strict=True):
+            check(np.asarray(left_value), right_value, case)
         return "passed"
     return "refused"
 
 
 def check(actual, expected, case):
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-    least = 2e-2 if expected.dtype.name == "bfloat16" else 1e-3
+    min_cosine = 2e-2 if expected.dtype.name == "bfloat16" else 1e-3
     if expected.dtype.kind == "V" or expected.dtype.name.startswith(("int", "uint", "bfloat", "float")):
         actual, expected = actual.astype("f8"), expected.astype("f8")
-    np.testing.assert_allclose(actual, expected, rtol=max(case.rtol or 0, least), atol=max(case.atol or 0, 1e-6))
+    np.testing.assert_allclose(actual, expected, rtol=max(case.rtol or 0, min_cosine), atol=max(case.atol or 0, 1e-6))
 
 
 def tried(cases, folder):
-    result, wrong = [], {}
+    result, wrong_entries = [], {}
     for name, case in cases.items():
         try:
             result.append(outcome(case, folder))
         except AssertionError as error:
-            wrong[name] = str(error)
-    assert wrong.keys() <= OTHERWISE, wrong
+            wrong_entries[name] = str(error)
+    assert wrong_entries.keys() <= OTHERWISE, wrong_entries
     return {kind: result.count(kind) for kind in ("passed", "refused")}
 
 

@@ -29,8 +29,8 @@ def test_the_pinned_package_precedes_the_local_ones(tmp_path: Path, monkeypatch)
     notes: list[str] = []
     python = make_environment({"junitparser": "99.0"}, tmp_path / "environments", notes.append)
     assert any(re.fullmatch(r"environment with .*==99.0: Installing .* junitparser \(\d+ s\)", note) for note in notes)
-    shown = "import click, enginesmith, junitparser; print(junitparser.version)"
-    assert subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True).stdout == "99.0\n"
+    shown_text = "import click, enginesmith, junitparser; print(junitparser.version)"
+    assert subprocess.run([python, "-c", shown_text], capture_output=True, text=True, check=True).stdout == "99.0\n"
     monkeypatch.setattr(subprocess, "Popen", None)  # the second time nothing is installed
     assert make_environment({"junitparser": "99.0"}, tmp_path / "environments") == python
 
@@ -84,9 +84,9 @@ def test_a_partial_environment_of_a_killed_process_is_rebuilt(tmp_path: Path, mo
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     folder = tmp_path / "environments"
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(environments, "_install", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        killed.setattr(shutil, "rmtree", lambda *_, **__: None)  # as after SIGKILL
+    with monkeypatch.context() as killed_context, pytest.raises(KeyboardInterrupt):
+        killed_context.setattr(environments, "_install", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed_context.setattr(shutil, "rmtree", lambda *_, **__: None)  # as after SIGKILL
         make_environment({"junitparser": "99.0"}, folder)
     (part,) = folder.glob("*.part")
     (part / "stale").touch()

@@ -46,7 +46,7 @@ def test_another_interpreter_has_a_server_of_its_own(tmp_path):
 
 
 def test_jobs_run_side_by_side(tmp_path):
-    pairs = [{"mine": mine, "other": other, "folder": str(tmp_path)} for mine, other in ("ab", "bc", "ca")]
+    pairs = [{"mine": own_name, "other": other, "folder": str(tmp_path)} for own_name, other in ("ab", "bc", "ca")]
     with fork_server(WARM) as start, ThreadPoolExecutor(3) as pool:
         meetings = [call_job("unit", f"{JOBS}:meet", pair) for pair in pairs]
         assert list(pool.map(LocalExecutor(3, start).run, meetings)) == ["met"] * 3
@@ -56,21 +56,21 @@ def test_other_environment_variables_or_modules_need_their_own_process(monkeypat
     with fork_server(WARM) as start:
         executor = LocalExecutor(1, start)
         assert where(executor)["parent"] != os.getpid()
-        with monkeypatch.context() as patched:
-            patched.setenv("ENGINESMITH_CACHE", str(tmp_path))
+        with monkeypatch.context() as patched_context:
+            patched_context.setenv("ENGINESMITH_CACHE", str(tmp_path))
             assert where(executor)["parent"] == os.getpid()
-        with monkeypatch.context() as patched:
-            patched.setattr(sys, "path", [*sys.path, str(tmp_path)])
+        with monkeypatch.context() as patched_context:
+            patched_context.setattr(sys, "path", [*sys.path, str(tmp_path)])
             assert where(executor)["parent"] == os.getpid()
         assert where(executor)["parent"] != os.getpid()
 
 
 def test_a_killed_server_ends_its_job_and_later_jobs_are_spawned(tmp_path):
-    noted = tmp_path / "pid"
+    noted_path = tmp_path / "pid"
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         server = where(LocalExecutor(1, start))["parent"]
-        hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted)}), tmp_path, start=start)
-        text_of(noted)
+        hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted_path)}), tmp_path, start=start)
+        text_of(noted_path)
         os.kill(server, signal.SIGKILL)
         with pytest.raises(StepError, match="killed by SIGKILL") as error:
             hangs.result(PATIENCE_S)
@@ -86,20 +86,20 @@ def test_a_failing_server_costs_only_time(tmp_path, monkeypatch):
 
 def test_the_server_is_asked_for_a_result_once_the_process_has_ended(monkeypatch):
     """While it waits for a process that the kernel cannot end, it answers nobody."""
-    asked: list[object] = []
-    server = SimpleNamespace(ask=lambda message: asked.append(message) or [0.0, 1.0])
-    monkeypatch.setattr(fork_client, "is_readable", lambda *waits: asked.append(waits))
+    asked_waits: list[object] = []
+    server = SimpleNamespace(ask=lambda message: asked_waits.append(message) or [0.0, 1.0])
+    monkeypatch.setattr(fork_client, "is_readable", lambda *waits: asked_waits.append(waits))
     descriptor = os.open(os.devnull, os.O_RDONLY)
     assert fork_client._Forked(7, descriptor, server).end() == Ended(0, 1.0)
-    assert asked == [{"kill": 7}, (descriptor, None), {"take": 7}]
+    assert asked_waits == [{"kill": 7}, (descriptor, None), {"take": 7}]
 
 
 def test_no_job_starts_no_process_and_no_file_stays_open():
-    before, children = len(list(Path("/proc/self/fd").iterdir())), psutil.Process().children()
+    count_before, children = len(list(Path("/proc/self/fd").iterdir())), psutil.Process().children()
     with fork_server(WARM) as start:
         assert psutil.Process().children() == children
         LocalExecutor(1, start).run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == count_before
 
 
 def run_within(start: Start, function: str, **more: object) -> dict:
@@ -109,22 +109,22 @@ def run_within(start: Start, function: str, **more: object) -> dict:
 
 def test_a_job_with_one_thread_forks_the_process_within_its_own_from_a_copy_of_itself():
     with fork_server(WARM) as start:
-        outer = run_within(start, "where")
-        inner = outer["found"]
-        assert inner["parent"] not in (outer["pid"], *outer["children"]), "of the copy, which has ended"
+        outer_result = run_within(start, "where")
+        inner = outer_result["found"]
+        assert inner["parent"] not in (outer_result["pid"], *outer_result["children"]), "of the copy, which has ended"
         assert inner["session"] == inner["pid"] and inner["cwd"].endswith("/within") and inner["tmp"] == inner["cwd"]
         assert run_within(start, "imported", arguments={"names": ["colorsys", *WARM]})["found"] == ["colorsys", *WARM]
-        outer = run_within(start, "where", threads=1)
-        assert outer["found"]["parent"] == outer["pid"], "spawned"
+        outer_result = run_within(start, "where", threads=1)
+        assert outer_result["found"]["parent"] == outer_result["pid"], "spawned"
 
 
 def test_child_processes_end_with_their_job(tmp_path):
     hang = {"function": "hang", "arguments": {"path": str(tmp_path / "pid")}}  # notes its pid
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         executor = LocalExecutor(1, start)
-        outer = pool.submit(executor.run, call_job("outer", f"{JOBS}:within", hang))
-        inner = int(text_of(tmp_path / "pid"))
+        outer_future = pool.submit(executor.run, call_job("outer", f"{JOBS}:within", hang))
+        inner_number = int(text_of(tmp_path / "pid"))
         executor.cancel()
         with pytest.raises(StepError, match="outer: cancelled"):
-            outer.result(PATIENCE_S)
-    assert gone(inner)
+            outer_future.result(PATIENCE_S)
+    assert gone(inner_number)

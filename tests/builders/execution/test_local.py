@@ -96,25 +96,25 @@ def test_labels_are_ignored():
 
 def test_cancel_ends_running_waiting_and_future_jobs(tmp_path):
     executor = LocalExecutor(1)
-    marked, seen = tmp_path / "marked", list[JobEvent]()
-    hang = call_job("hang", f"{JOBS}:hang", {"path": str(marked)})
-    waiting = call_job("waiting", f"{JOBS}:mark", {"path": str(tmp_path / "never")})
+    marked_path, seen_items = tmp_path / "marked", list[JobEvent]()
+    hang = call_job("hang", f"{JOBS}:hang", {"path": str(marked_path)})
+    waiting_job = call_job("waiting", f"{JOBS}:mark", {"path": str(tmp_path / "never")})
 
     def failure(job: Job) -> str:
         with pytest.raises(StepError) as error:
-            executor.run(job, seen.append)
+            executor.run(job, seen_items.append)
         assert error.value.kind == "cancelled"
         return str(error.value)
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(failure, hang)
-        until(marked.exists)
-        second = pool.submit(failure, waiting)
-        until(lambda: Waiting("waiting", QUEUED) in seen)
+        first_future = pool.submit(failure, hang)
+        until(marked_path.exists)
+        second_future = pool.submit(failure, waiting_job)
+        until(lambda: Waiting("waiting", QUEUED) in seen_items)
         executor.cancel()
-        assert first.result() == "hang: cancelled"
-        assert second.result() == "waiting: cancelled before it started"
-    assert failure(waiting) == "waiting: cancelled before it started"
+        assert first_future.result() == "hang: cancelled"
+        assert second_future.result() == "waiting: cancelled before it started"
+    assert failure(waiting_job) == "waiting: cancelled before it started"
     assert not (tmp_path / "never").exists()
 
 

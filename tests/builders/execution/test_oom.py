@@ -23,20 +23,20 @@ def test_the_cgroups_own_count_has_priority(tmp_path):
 
 
 def test_a_kill_counts_as_memory_only_with_the_kernels_evidence(tmp_path, monkeypatch):
-    killed = call_job("unit", f"{JOBS}:signal_self", {"number": 9})
+    killed_job = call_job("unit", f"{JOBS}:signal_self", {"number": 9})
     counts = iter([3, 4, 3, 3])
     monkeypatch.setattr(process, "oom_kills", lambda: next(counts))
     for kind, words in (("node-memory", "by the kernel, which ran out of memory; it held"), ("crash", "SIGKILL")):
         with pytest.raises(StepError, match=words) as error:
-            process.run_job(killed, tmp_path)
+            process.run_job(killed_job, tmp_path)
         assert error.value.kind == kind
 
 
 def test_a_job_over_its_limit_is_retried_once_if_reducible():
     def job(mib: int) -> Job:
         reduced_request = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib, "limit_mib": 200}), f"with mib {mib}")
-        first = {"mib": 400, "limit_mib": 200}
-        return call_job("unit", f"{JOBS}:hold", first, limits=ProcessLimits(60, 200), reduced=reduced_request)
+        first_fields = {"mib": 400, "limit_mib": 200}
+        return call_job("unit", f"{JOBS}:hold", first_fields, limits=ProcessLimits(60, 200), reduced=reduced_request)
 
     assert LocalExecutor(1).run(job(20)) == 20
     with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as error:

@@ -136,8 +136,8 @@ def test_every_error_class_survives_the_transfer(tmp_path):
         cls = getattr(errors, name)
         if isinstance(cls, type) and issubclass(cls, errors.EnginesmithError):
             error = cls(["x"] if cls is errors.SpecError else "x")
-            again = error_from_json(error_to_json(error))
-            assert (type(again), str(again)) == (cls, str(error))
+            second_error = error_from_json(error_to_json(error))
+            assert (type(second_error), str(second_error)) == (cls, str(error))
 
 
 def test_an_unknown_subclass_returns_as_its_nearest_known_ancestor(tmp_path):
@@ -200,9 +200,9 @@ def test_no_process_of_the_group_stays(tmp_path, noted, wait):
 @pytest.mark.timeout(100)
 def test_cancelling_kills_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "GRACE_S", 3600.0)
-    begun = tmp_path / "begun"
+    begun_path = tmp_path / "begun"
     with pytest.raises(StepError) as error:
-        run_job(job("hang", {"path": str(begun)}), tmp_path, begun.exists)
+        run_job(job("hang", {"path": str(begun_path)}), tmp_path, begun_path.exists)
     assert error.value.kind == "cancelled"
 
 
@@ -231,12 +231,12 @@ with {start} as start:
 
 @pytest.mark.parametrize(("function", "more"), [("hang", {}), ("spawn", {"wait": True})], ids=["child", "grandchild"])
 def test_a_killed_parent_ends_its_child_and_grandchildren(how, tmp_path, function, more):
-    noted = tmp_path / "pid"
-    parent = parent_of(how, tmp_path, function, {"path": str(noted), **more})
-    running = int(text_of(noted))
+    noted_path = tmp_path / "pid"
+    parent = parent_of(how, tmp_path, function, {"path": str(noted_path), **more})
+    running_number = int(text_of(noted_path))
     parent.kill()
     parent.wait()
-    assert gone(running)
+    assert gone(running_number)
 
 
 def test_no_guard_process_stays(tmp_path):
@@ -249,53 +249,53 @@ def test_a_child_ends_if_its_parent_died_before_it_registered(tmp_path):
     """The parent's pid that it is told is not the real parent's: the child must leave without running the request."""
     import json
 
-    marked = tmp_path / "marked"
-    request = encode_request(Call(f"{JOBS}:mark", {"path": str(marked)}))
+    marked_path = tmp_path / "marked"
+    request = encode_request(Call(f"{JOBS}:mark", {"path": str(marked_path)}))
     task = {"request": request, "store": ""}
     (tmp_path / "job.json").write_text(json.dumps(task))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
     words = [sys.executable, "-m", "builders.execution.child", str(tmp_path), "0", "1"]
     result = subprocess.run(words, env=environment)
     assert result.returncode == 1
-    assert not marked.exists()
+    assert not marked_path.exists()
 
 
 def test_a_watch_sees_phases_output_and_usage(tmp_path):
-    seen: list[JobEvent] = []
+    seen_events: list[JobEvent] = []
 
     def watch(event: JobEvent) -> None:
-        seen.append(event)
+        seen_events.append(event)
         if isinstance(event, PhaseEntered):
             (tmp_path / event.phase).touch()  # the job goes on when that was seen
 
     run_job(job("phases", {"names": ["fetching", "compiling"], "folder": str(tmp_path)}), tmp_path, watch=watch)
-    phases = [event.phase for event in seen if isinstance(event, PhaseEntered)]
+    phases = [event.phase for event in seen_events if isinstance(event, PhaseEntered)]
     assert phases == ["fetching", "compiling"]
-    assert printed(seen).splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in phases]
-    (usage,) = (event.usage for event in seen if isinstance(event, ProcessEnded))
+    assert printed(seen_events).splitlines() == [f"now {name} \N{GREEK SMALL LETTER MU}" for name in phases]
+    (usage,) = (event.usage for event in seen_events if isinstance(event, ProcessEnded))
     assert usage.seconds > 0 and 1 < usage.peak_mib < 1000
     assert usage.cpu_s and usage.cpu_s > 0
 
 
 def test_a_peak_is_reported_if_a_tenth_and_16_mib_above_the_last(tmp_path):
-    seen: list[JobEvent] = []
-    observer = process._Observer("job", tmp_path, seen.append)
-    for used in (16.0, 17.0, 33.0, 30.0, 34.0, 400.0, 440.0, 441.0):
-        observer.weigh(used)
-    assert seen == [MemoryHeld("job", mib) for mib in (17.0, 34.0, 400.0, 441.0)]
+    seen_items: list[JobEvent] = []
+    observer = process._Observer("job", tmp_path, seen_items.append)
+    for used_value in (16.0, 17.0, 33.0, 30.0, 34.0, 400.0, 440.0, 441.0):
+        observer.weigh(used_value)
+    assert seen_items == [MemoryHeld("job", mib) for mib in (17.0, 34.0, 400.0, 441.0)]
     assert observer.peak_mib == 441.0
 
 
 def test_a_watch_gets_all_output_and_the_usage_of_a_job_that_died(tmp_path):
-    seen: list[JobEvent] = []
+    items: list[JobEvent] = []
     with pytest.raises(StepError):
-        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen.append)
-    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200 and seen[-1].usage.cpu_s
-    peaks_mib = [event.mib for event in seen if isinstance(event, MemoryHeld)]
+        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=items.append)
+    assert isinstance(items[-1], ProcessEnded) and items[-1].usage.peak_mib > 200 and items[-1].usage.cpu_s
+    peaks_mib = [event.mib for event in items if isinstance(event, MemoryHeld)]
     assert peaks_mib and peaks_mib == sorted(peaks_mib)
     with pytest.raises(StepError):
-        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen.append)
-    assert printed(seen).count("line 4999") == 1
+        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=items.append)
+    assert printed(items).count("line 4999") == 1
 
 
 def printed(seen: list[JobEvent]) -> str:

@@ -31,20 +31,20 @@ def test_ended_processes_do_not_count():
 
 
 def test_both_ways_to_count_agree():
-    ours, theirs = memory.held_mib(os.getpid()), memory._by_psutil(os.getpid())
-    assert abs(ours - theirs) < 0.1 * theirs
+    our_value, their_value = memory.held_mib(os.getpid()), memory._by_psutil(os.getpid())
+    assert abs(our_value - their_value) < 0.1 * their_value
 
 
 def test_mapped_files_do_not_count_and_shared_memory_does(tmp_path):
     (tmp_path / "weights").write_bytes(bytes(100 << 20))
     with (tmp_path / "weights").open("rb") as stream:
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped_memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         items = [memory.held_mib(os.getpid())]
-        assert not sum(mapped[::4096])
+        assert not sum(mapped_memory[::4096])
         items.append(memory.held_mib(os.getpid()))
         assert psutil.Process().memory_info().rss > 100 << 20
-        mapped.close()
-    shared = mmap.mmap(-1, 60 << 20)
-    shared[::4096] = b"x" * len(shared[::4096])
+        mapped_memory.close()
+    shared_memory = mmap.mmap(-1, 60 << 20)
+    shared_memory[::4096] = b"x" * len(shared_memory[::4096])
     items.append(memory.held_mib(os.getpid()))
     assert abs(items[1] - items[0]) < 20 < 50 < items[2] - items[1]

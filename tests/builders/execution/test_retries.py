@@ -54,22 +54,22 @@ def test_only_errors_that_a_retry_may_fix_are_retried(job, kinds, clustered, aga
 
 def test_a_crash_and_a_lost_node_retry_elsewhere():
     for kind in ("crash", "node-lost"):
-        following = next_try(PLAIN, failed(kind), True)
-        assert following and following.other_node and following.job == PLAIN
+        following_try = next_try(PLAIN, failed(kind), True)
+        assert following_try and following_try.other_node and following_try.job == PLAIN
 
 
 def test_a_job_out_of_memory_is_retried_reduced_with_its_limit():
-    following = next_try(LEAN, failed("memory"), False)
-    assert following and not following.other_node
-    assert following.job.request == REDUCED and following.job.reduced is None
-    assert following.job.limits == LEAN.limits and following.job.needs == LEAN.needs
-    assert "with workspace_mib 512" in following.why
+    following_try = next_try(LEAN, failed("memory"), False)
+    assert following_try and not following_try.other_node
+    assert following_try.job.request == REDUCED and following_try.job.reduced is None
+    assert following_try.job.limits == LEAN.limits and following_try.job.needs == LEAN.needs
+    assert "with workspace_mib 512" in following_try.why
 
 
 def test_a_node_out_of_memory_also_gets_a_larger_reservation():
-    following = next_try(LEAN, failed("node-memory", peak_mib=2000), True)
-    assert following and following.job.needs.memory_mib == 2500 and following.job.request == REDUCED
-    assert following.why.endswith("with workspace_mib 512, with 2500 MiB set aside for it")
+    following_try = next_try(LEAN, failed("node-memory", peak_mib=2000), True)
+    assert following_try and following_try.job.needs.memory_mib == 2500 and following_try.job.request == REDUCED
+    assert following_try.why.endswith("with workspace_mib 512, with 2500 MiB set aside for it")
 
 
 @pytest.mark.parametrize(("peak", "mib"), [(0.0, 2000), (1900.0, 2375), (9999.0, 4096)])

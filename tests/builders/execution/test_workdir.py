@@ -47,10 +47,10 @@ def test_the_folder_is_deleted_also_after_a_failure():
 
 def test_a_folder_in_use_stays_and_a_dead_one_is_deleted(temporary_folder):
     holder, live_holder = hold()
-    with workdir() as mine:
-        assert live_holder.exists() and mine.exists()
+    with workdir() as own_path:
+        assert live_holder.exists() and own_path.exists()
         remove_left_behind(temporary_folder)
-        assert live_holder.exists() and mine.exists()
+        assert live_holder.exists() and own_path.exists()
     end(holder)
     assert live_holder.exists()
     with workdir():
@@ -58,11 +58,11 @@ def test_a_folder_in_use_stays_and_a_dead_one_is_deleted(temporary_folder):
 
 
 def test_folders_of_others_are_not_changed(temporary_folder):
-    other = temporary_folder / "enginesmith-notes"
-    other.mkdir()
+    other_path = temporary_folder / "enginesmith-notes"
+    other_path.mkdir()
     with workdir():
         pass
-    assert other.exists()
+    assert other_path.exists()
 
 
 def test_a_full_disk_is_reported_with_the_remedy(temporary_folder, monkeypatch):

@@ -63,10 +63,10 @@ def exact(monkeypatch):
 @pytest.mark.usefixtures("exact")
 def test_the_outputs_keep_their_bits_and_the_session_its_inputs(graph):
     inputs = {"x": np.random.default_rng(1).standard_normal((5, 300)).astype("f")}
-    with ReferenceSession(graph) as cut, OrtSession(graph, optimized=False) as whole:
-        assert isinstance(cut._session, reference._VaryingPart)
-        assert cut.inputs == whole.inputs
-        assert cut.run(inputs)["y"].tobytes() == whole.run(inputs)["y"].tobytes()
+    with ReferenceSession(graph) as cut_session, OrtSession(graph, optimized=False) as whole_session:
+        assert isinstance(cut_session._session, reference._VaryingPart)
+        assert cut_session.inputs == whole_session.inputs
+        assert cut_session.run(inputs)["y"].tobytes() == whole_session.run(inputs)["y"].tobytes()
 
 
 @pytest.mark.usefixtures("exact")
@@ -75,9 +75,9 @@ def test_weights_in_another_file_are_found(graph, tmp_path):
         onnx.load(graph), tmp_path / "apart.onnx", save_as_external_data=True, location="weights", size_threshold=0
     )
     inputs = {"x": np.ones((1, 300), "f")}
-    with ReferenceSession(tmp_path / "apart.onnx") as apart, ReferenceSession(graph) as whole:
-        assert isinstance(apart._session, reference._VaryingPart)
-        assert apart.run(inputs)["y"].tobytes() == whole.run(inputs)["y"].tobytes()
+    with ReferenceSession(tmp_path / "apart.onnx") as separate_session, ReferenceSession(graph) as whole_session:
+        assert isinstance(separate_session._session, reference._VaryingPart)
+        assert separate_session.run(inputs)["y"].tobytes() == whole_session.run(inputs)["y"].tobytes()
 
 
 def test_a_tensor_that_is_an_output_is_computed_in_the_graph(graph):

@@ -11,8 +11,8 @@ W = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
 def graph(*nodes: onnx.NodeProto) -> onnx.GraphProto:
     """A graph of x and mask; its output is the last node's."""
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "mask")]
-    out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
-    return helper.make_graph([*nodes], "g", inputs, [out], [W])
+    value_info = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None)
+    return helper.make_graph([*nodes], "g", inputs, [value_info], [W])
 
 
 def node(op_type: str, inputs: str, output: str = "y") -> onnx.NodeProto:

@@ -35,12 +35,12 @@ SCALES = ["[4, 1] s = {0.1, 0.2, 0.3, 0.4}", "[1, 3] s = {0.1, 0.2, 0.3}", " s =
 @pytest.mark.parametrize("scale", SCALES)
 def test_numbers_are_bit_identical(scale, kind):
     model = net(scale, kind)
-    before = InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
+    output_before = InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
     assert dequantize_stored_weights(model) == 1
     onnx.checker.check_model(model, full_check=True)
-    narrowed = [] if kind == FLOAT else ["Cast"]
-    assert [node.op_type for node in model.graph.node] == ["DequantizeLinear", *narrowed, "Gather"]
-    np.testing.assert_array_equal(before, InferenceSession(model.SerializeToString()).run(None, {"x": X})[0])
+    narrowed_names = [] if kind == FLOAT else ["Cast"]
+    assert [node.op_type for node in model.graph.node] == ["DequantizeLinear", *narrowed_names, "Gather"]
+    np.testing.assert_array_equal(output_before, InferenceSession(model.SerializeToString()).run(None, {"x": X})[0])
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_numbers_are_bit_identical(scale, kind):
 )
 def test_a_cast_with_an_unclear_scale_has_scale_1(behind):
     model = net("[4, 1] s = {0.1, 0.2, 0.3, 0.4}", behind=behind)
-    before = InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
+    output_before = InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
     assert dequantize_stored_weights(model) == 1
     assert model.graph.node[0].op_type == "DequantizeLinear" and len(model.graph.node) > 2
-    np.testing.assert_array_equal(before, InferenceSession(model.SerializeToString()).run(None, {"x": X})[0])
+    np.testing.assert_array_equal(output_before, InferenceSession(model.SerializeToString()).run(None, {"x": X})[0])
 
 
 @pytest.mark.parametrize("model", [net("[4, 1] s = {1, 2, 3, 4}", opset=12), net(" s = {1}", weight="int32")])

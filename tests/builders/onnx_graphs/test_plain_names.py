@@ -13,17 +13,17 @@ ODD = ("seq-len", "a/b c", "ü.'\"", "x" * 300, "0", "v1", "n0")
 
 def odd(path):
     """in -> Add(in, w) -> If(cond) of two branches that read an outer value -> out; every name is an odd one."""
-    arguments, weight, total, cond, out, one, two = ODD
+    arguments, weight, total, cond, out_name, first_name, second_name = ODD
     branches = [
-        helper.make_graph([helper.make_node(op, [total], [out], name="n0")], op, [], [vi(out)])
+        helper.make_graph([helper.make_node(op, [total], [out_name], name="n0")], op, [], [vi(out_name)])
         for op in ("Neg", "Identity")
     ]
     nodes = [
-        helper.make_node("Add", [arguments, weight], [total], name=one),
-        helper.make_node("If", [cond], [two], name=arguments, then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Add", [arguments, weight], [total], name=first_name),
+        helper.make_node("If", [cond], [second_name], name=arguments, then_branch=branches[0], else_branch=branches[1]),
     ]
     inputs = [(arguments, TensorProto.FLOAT, ("n-1", 2)), (cond, TensorProto.BOOL, ())]
-    return graphs.save(path, nodes, inputs, [(two, TensorProto.FLOAT, ("n-1", 2))], [(weight, np.ones(2, "f"))])
+    return graphs.save(path, nodes, inputs, [(second_name, TensorProto.FLOAT, ("n-1", 2))], [(weight, np.ones(2, "f"))])
 
 
 def vi(name):
@@ -48,22 +48,22 @@ def test_every_name_becomes_plain_and_the_model_computes_the_same(tmp_path):
     assert copy.graph.name == "main" and copy.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "d0"
     onnx.save(copy, tmp_path / "plain.onnx")
     x = np.array([[1, -2]], "f")
-    with OrtSession(path) as own, OrtSession(tmp_path / "plain.onnx") as renamed:
+    with OrtSession(path) as own_session, OrtSession(tmp_path / "plain.onnx") as session:
         for cond in (True, False):
-            expected = own.run({ODD[0]: x, ODD[3]: np.array(cond)})[ODD[6]]
-            got = renamed.run(dict(zip([spec.name for spec in renamed.inputs], (x, np.array(cond)), strict=True)))
-            np.testing.assert_array_equal(next(iter(got.values())), expected)
+            expected = own_session.run({ODD[0]: x, ODD[3]: np.array(cond)})[ODD[6]]
+            outputs = session.run(dict(zip([spec.name for spec in session.inputs], (x, np.array(cond)), strict=True)))
+            np.testing.assert_array_equal(next(iter(outputs.values())), expected)
     assert names.restore("n0 of v0 over d0, not nv0") == "node 'v1' (Add) of 'seq-len' over 'n-1', not nv0"
 
 
 def test_equal_models_give_equal_copies_whatever_their_names(tmp_path):
-    one, two = (onnx.load(graphs.mlp(tmp_path / f"{seed}.onnx")) for seed in "ab")
-    for node in two.graph.node:
+    first_model, second_model = (onnx.load(graphs.mlp(tmp_path / f"{seed}.onnx")) for seed in "ab")
+    for node in second_model.graph.node:
         node.name, node.doc_string = f"other/{node.name}", "said elsewhere"
-    two.producer_name, two.graph.doc_string = "somebody", "said elsewhere"
-    onnx.save(two, tmp_path / "b.onnx")
+    second_model.producer_name, second_model.graph.doc_string = "somebody", "said elsewhere"
+    onnx.save(second_model, tmp_path / "b.onnx")
     copies = [plain(tmp_path / f"{name}.onnx")[0].SerializeToString(deterministic=True) for name in "ab"]
-    assert copies[0] == copies[1] and one.graph.node[0].name != two.graph.node[0].name
+    assert copies[0] == copies[1] and first_model.graph.node[0].name != second_model.graph.node[0].name
 
 
 def test_an_omitted_input_stays_omitted_and_external_data_is_embedded(tmp_path):

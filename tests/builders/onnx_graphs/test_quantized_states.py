@@ -50,13 +50,13 @@ STATE = QuantizedState("past", "present", SCALE)
 
 
 def both(text: str, *states: QuantizedState) -> tuple[ModelProto, ModelProto]:
-    rounded = onnx.parser.parse_model(text)
-    quantize_states(rounded, states)
-    stored_copy = copy.deepcopy(rounded)
+    rounded_model = onnx.parser.parse_model(text)
+    quantize_states(rounded_model, states)
+    stored_copy = copy.deepcopy(rounded_model)
     with_int8_states(stored_copy, states)
-    for model in (rounded, stored_copy):
+    for model in (rounded_model, stored_copy):
         onnx.checker.check_model(model, full_check=True)
-    return rounded, stored_copy
+    return rounded_model, stored_copy
 
 
 def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]) -> list[dict[str, np.ndarray]]:
@@ -72,32 +72,32 @@ def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]
 
 @pytest.mark.parametrize(("text", "rows"), [(CACHE, 0), (RECURRENT, 1), (READ_BY_A_BODY, 1)])
 def test_int8_states_carry_the_same_as_float_ones(text: str, rows: int) -> None:
-    rounded, stored = both(text, STATE)
+    rounded_values, stored_values = both(text, STATE)
     shape = (2, rows, 4)
-    floats = steps(rounded, {"past": np.zeros(shape, np.float32)}, {"past": "present"})
-    whole = steps(stored, {"past": np.zeros(shape, np.int8)}, {"past": "present"})
-    for ours, theirs in zip(floats, whole, strict=True):
-        assert theirs["present"].dtype == np.int8
-        np.testing.assert_array_equal(ours["present"], theirs["present"] * np.float32(SCALE))
-        np.testing.assert_array_equal(ours["y"], theirs["y"])
+    floats = steps(rounded_values, {"past": np.zeros(shape, np.float32)}, {"past": "present"})
+    whole_steps = steps(stored_values, {"past": np.zeros(shape, np.int8)}, {"past": "present"})
+    for our_float, their_step in zip(floats, whole_steps, strict=True):
+        assert their_step["present"].dtype == np.int8
+        np.testing.assert_array_equal(our_float["present"], their_step["present"] * np.float32(SCALE))
+        np.testing.assert_array_equal(our_float["y"], their_step["y"])
 
 
 def test_in_a_growing_cache_only_new_rows_are_rounded() -> None:
-    rounded, stored = both(CACHE, STATE)
-    assert [node.op_type for node in stored.graph.node].count("QuantizeLinear") == 1
-    concat = next(node for node in stored.graph.node if node.op_type == "Concat")
+    rounded_model, model = both(CACHE, STATE)
+    assert [node.op_type for node in model.graph.node].count("QuantizeLinear") == 1
+    concat = next(node for node in model.graph.node if node.op_type == "Concat")
     assert concat.output[0] == "present" and concat.input[0] == "past"
-    assert [item.type.tensor_type.elem_type for item in stored.graph.output] == [TensorProto.FLOAT, TensorProto.INT8]
-    assert {item.type.tensor_type.elem_type for item in rounded.graph.input} == {TensorProto.FLOAT}
+    assert [item.type.tensor_type.elem_type for item in model.graph.output] == [TensorProto.FLOAT, TensorProto.INT8]
+    assert {item.type.tensor_type.elem_type for item in rounded_model.graph.input} == {TensorProto.FLOAT}
 
 
 def test_two_caches_of_the_same_rows_have_their_own_scales() -> None:
     states = STATE, QuantizedState("other", "others", 2 * SCALE)
     _, stored = both(SHARED, *states)
-    empty = np.zeros((2, 0, 4), np.int8)
-    last = steps(stored, {"past": empty, "other": empty}, {"past": "present", "other": "others"})[-1]
-    half, whole = last["others"].astype(int), last["present"].astype(int)
-    assert np.abs(whole - 2 * half).max() <= 2 and not np.array_equal(whole, half)
+    empty_array = np.zeros((2, 0, 4), np.int8)
+    last_step = steps(stored, {"past": empty_array, "other": empty_array}, {"past": "present", "other": "others"})[-1]
+    other_counts, present_counts = last_step["others"].astype(int), last_step["present"].astype(int)
+    assert np.abs(present_counts - 2 * other_counts).max() <= 2 and not np.array_equal(present_counts, other_counts)
 
 
 def test_a_missing_or_non_float32_state_is_refused() -> None:

@@ -31,15 +31,15 @@ def answers(model: onnx.ModelProto, path, inputs: dict[str, np.ndarray]) -> dict
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_division_by_zero_gives_zero_and_others_stay(tmp_path, dtype):
-    by = np.abs(DIVISORS).astype(dtype) if dtype == "uint8" else np.array(DIVISORS, dtype)
+    distance = np.abs(DIVISORS).astype(dtype) if dtype == "uint8" else np.array(DIVISORS, dtype)
     model = parsed(
         f"({dtype}[n] x, {dtype}[n] by) => ({dtype}[n] y, {dtype}[n] z) {{ y = Div (x, by) z = Mod (x, by) }}"
     )
     guard_divisions(model)
-    actual = answers(model, tmp_path / "m.onnx", {"x": numerators(dtype), "by": by})
+    actual = answers(model, tmp_path / "m.onnx", {"x": numerators(dtype), "by": distance})
     low = int(np.iinfo(dtype).min)
-    signed, unsigned = ([0, low, 2, -2, -9, 0], [0, 0, 2, -1, 0, 0]), ([0, 0, 2, 2, 247, 0], [0, 0, 2, 2, 0, 0])
-    expected = unsigned if dtype == "uint8" else signed
+    signed_numbers, numbers = ([0, low, 2, -2, -9, 0], [0, 0, 2, -1, 0, 0]), ([0, 0, 2, 2, 247, 0], [0, 0, 2, 2, 0, 0])
+    expected = numbers if dtype == "uint8" else signed_numbers
     assert (actual["y"].tolist(), actual["z"].tolist()) == expected
 
 
@@ -49,9 +49,9 @@ def test_floats_constants_and_sizes_are_not_changed():
         <int64 two = {2}>
         { y = Div (x, by) z = Div (k, two) sizes = Shape (k) s = Div (sizes, sizes) }
     """)
-    before = model.SerializeToString()
+    model_bytes_before = model.SerializeToString()
     guard_divisions(model)
-    assert model.SerializeToString() == before
+    assert model.SerializeToString() == model_bytes_before
 
 
 def test_a_division_in_a_branch_by_a_captured_value_is_safe(tmp_path):
@@ -86,7 +86,7 @@ with tool.open(engine) as session:
 
 
 def wanted(name: str):
-    specs = {key: tuple(TensorSpec(each, "int64", ("n",)) for each in names) for key, names in
+    specs = {key: tuple(TensorSpec(item, "int64", ("n",)) for item in names) for key, names in
              (("inputs", ("x", "by")), ("outputs", ("y", "z")))}  # fmt: skip
     tool = discovery.configure(name, {})
     made_by = {"options": discovery.options_of(tool), "toolchain": discovery.toolchain_of(tool)}
@@ -105,10 +105,10 @@ def test_no_divisor_kills_an_engines_process(tmp_path, name):
     command = [sys.executable, "-W", "ignore", "-c", RUN, name, str(model), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
-    plain, minus, zero = result.stdout.splitlines()[-3:]
+    plain_line, minus_line, zero = result.stdout.splitlines()[-3:]
     low = np.iinfo("int64").min
-    assert plain == str({"y": [3, low // 2, 4, 4, -4, 0], "z": [1, 0, 0, 0, 1, 0]})
-    assert minus == str({"y": [-7, low, -8, -8, 9, 0], "z": [0] * 6})
+    assert plain_line == str({"y": [3, low // 2, 4, 4, -4, 0], "z": [1, 0, 0, 0, 1, 0]})
+    assert minus_line == str({"y": [-7, low, -8, -8, 9, 0], "z": [0] * 6})
     if name == "aotinductor":
         assert zero.startswith("an integer is divided by zero at node 'y'")
     elif name != "xla":  # which answers -1

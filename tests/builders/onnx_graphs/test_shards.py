@@ -46,8 +46,8 @@ def chain(count: int, folder, **other: np.ndarray) -> ModelProto:
         data += array.tobytes()
         weights.append(tensor)
     (folder / "weights.bin").write_bytes(data)
-    ends = [[value(name, TensorProto.FLOAT, ["n", WIDTH])] for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "chain", *ends, weights)
+    end_values = [[value(name, TensorProto.FLOAT, ["n", WIDTH])] for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "chain", *end_values, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -77,10 +77,10 @@ def test_a_shard_is_named_by_its_bytes_and_the_graph_runs_from_there(tmp_path):
 
 
 def test_a_changed_weight_changes_its_shard_alone(tmp_path):
-    before, after = saved(tmp_path / "a"), saved(tmp_path / "b", w4=weight(99))
-    assert len({*list_shards(before)} & {*list_shards(after)}) == 1
-    assert list_shards(saved(tmp_path / "c")) == list_shards(before)
-    assert saved(tmp_path / "d").read_bytes() == before.read_bytes()
+    path_before, after = saved(tmp_path / "a"), saved(tmp_path / "b", w4=weight(99))
+    assert len({*list_shards(path_before)} & {*list_shards(after)}) == 1
+    assert list_shards(saved(tmp_path / "c")) == list_shards(path_before)
+    assert saved(tmp_path / "d").read_bytes() == path_before.read_bytes()
 
 
 def test_vectors_have_shards_of_their_own(tmp_path):
@@ -99,16 +99,16 @@ def test_vectors_have_shards_of_their_own(tmp_path):
 
 def test_weights_are_widened_just_before_they_are_used(tmp_path):
     model = chain(3, tmp_path)
-    narrow = numpy_helper.from_array(weight(7).astype(np.float16), "narrow")
-    model.graph.initializer.append(narrow)
+    narrow_tensor = numpy_helper.from_array(weight(7).astype(np.float16), "narrow")
+    model.graph.initializer.append(narrow_tensor)
     makes = [helper.make_node("Cast", ["narrow"], ["wide"], to=1), helper.make_node("Transpose", ["wide"], ["turned"])]
-    last = helper.make_node("MatMul", ["y", "turned"], ["z"])
-    model.graph.node.extend([*makes, last])
+    last_node = helper.make_node("MatMul", ["y", "turned"], ["z"])
+    model.graph.node.extend([*makes, last_node])
     model.graph.output[0].name = "z"
-    before = [node.op_type for node in model.graph.node]
+    types_before = [node.op_type for node in model.graph.node]
     save_graph(model, tmp_path / "graph.onnx", SHARD)
     after = [node.op_type for node in load_graph(tmp_path / "graph.onnx").graph.node]
-    assert before == ["MatMul"] * 3 + ["Add", "Cast", "Transpose", "MatMul"]
+    assert types_before == ["MatMul"] * 3 + ["Add", "Cast", "Transpose", "MatMul"]
     assert after == ["Cast", "Transpose", *["MatMul"] * 3, "Add", "MatMul"]
     onnx.checker.check_model(without_weights(load_graph(tmp_path / "graph.onnx")))
 
@@ -121,8 +121,8 @@ def test_a_run_holds_one_wide_weight_at_a_time(tmp_path):
         nodes.append(helper.make_node("Cast", [f"w{index}"], [f"wide{index}"], to=1))
         nodes.append(helper.make_node("MatMul", [f"x{index}" if index else "x", f"wide{index}"], [f"x{index + 1}"]))
         weights.append(numpy_helper.from_array(data, f"w{index}"))
-    ends = [[value(name, TensorProto.FLOAT, [1, width])] for name in ("x", f"x{count}")]
-    graph = helper.make_graph(nodes, "wide", *ends, weights)
+    end_values = [[value(name, TensorProto.FLOAT, [1, width])] for name in ("x", f"x{count}")]
+    graph = helper.make_graph(nodes, "wide", *end_values, weights)
     save_graph(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "g.onnx")
     code = (
         "import sys, numpy as np; from pathlib import Path; from builders.reference import ReferenceSession\n"
@@ -145,8 +145,8 @@ def test_a_half_used_shard_stays(tmp_path):
     assert {*list_shards(path)} < {*list_shards(tmp_path / "a" / "two.onnx")}
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight(51), "w0"))  # one stays: it moves
     save_graph(model, tmp_path / "a" / "one.onnx", SHARD)
-    first = place_of(load_graph(path).graph.initializer[1])[0]
-    assert first.rpartition("/")[2] not in list_shards(tmp_path / "a" / "one.onnx")
+    first_place = place_of(load_graph(path).graph.initializer[1])[0]
+    assert first_place.rpartition("/")[2] not in list_shards(tmp_path / "a" / "one.onnx")
     assert np.array_equal(to_array(load_graph(tmp_path / "a" / "one.onnx").graph.initializer[3]), weight(2))
 
 
@@ -172,12 +172,12 @@ def test_shapes_and_small_constants_stay_in_the_graph(tmp_path):
 def test_new_weights_go_to_their_own_files(tmp_path):
     path = saved(tmp_path / "a")
     model = load_graph(path)
-    halved = from_array(weight(0).astype(np.float16), "w0", model.graph.initializer[1])
-    assert is_external(halved) and place_of(halved)[0].rpartition("/")[2].startswith(LOOSE)
-    assert np.array_equal(to_array(halved), weight(0).astype(np.float16))
-    assert not is_external(from_array(np.ones(4, np.float32), "small", halved))
+    halved_tensor = from_array(weight(0).astype(np.float16), "w0", model.graph.initializer[1])
+    assert is_external(halved_tensor) and place_of(halved_tensor)[0].rpartition("/")[2].startswith(LOOSE)
+    assert np.array_equal(to_array(halved_tensor), weight(0).astype(np.float16))
+    assert not is_external(from_array(np.ones(4, np.float32), "small", halved_tensor))
     assert not is_external(from_array(weight(0), "w0", numpy_helper.from_array(weight(0))))
-    model.graph.initializer[1].CopyFrom(halved)
+    model.graph.initializer[1].CopyFrom(halved_tensor)
     save_graph(model, path)
     assert not list(path.parent.glob(f"{LOOSE}*"))
 
@@ -215,10 +215,10 @@ def test_a_graph_in_one_piece_stays_so(tmp_path):
 
 def test_weights_return_to_their_places(tmp_path):
     model = load_graph(saved(tmp_path / "a"))
-    light = without_weights(model)
-    onnx.checker.check_model(onnx.shape_inference.infer_shapes(light, strict_mode=True))
-    assert {value.name for value in light.graph.input} == {"x", *(f"w{i}" for i in range(6))}
-    assert with_weights(light, model) == model
+    light_model = without_weights(model)
+    onnx.checker.check_model(onnx.shape_inference.infer_shapes(light_model, strict_mode=True))
+    assert {value.name for value in light_model.graph.input} == {"x", *(f"w{i}" for i in range(6))}
+    assert with_weights(light_model, model) == model
 
 
 def test_large_weights_are_left_out_of_a_graph_in_one_piece_too(tmp_path):
@@ -226,9 +226,9 @@ def test_large_weights_are_left_out_of_a_graph_in_one_piece_too(tmp_path):
     for index, item in enumerate(model.graph.initializer[1:]):
         item.CopyFrom(numpy_helper.from_array(weight(index), item.name))
     model.graph.initializer.append(numpy_helper.from_array(np.arange(500), "rows"))  # its values may give shapes
-    light = without_weights(model)
-    assert [value.name for value in light.graph.input] == ["x", "w0", "w1"]
-    assert {item.name for item in with_weights(light, model).graph.initializer} == {"bias", "rows", "w0", "w1"}
+    light_model = without_weights(model)
+    assert [value.name for value in light_model.graph.input] == ["x", "w0", "w1"]
+    assert {item.name for item in with_weights(light_model, model).graph.initializer} == {"bias", "rows", "w0", "w1"}
     check_lengths(model)
     model.graph.initializer[1].raw_data = model.graph.initializer[1].raw_data[4:]
     with pytest.raises(ModelError, match=r"tensor 'w0' has 4092 bytes, but its shape needs 4096"):

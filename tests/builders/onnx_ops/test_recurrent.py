@@ -23,18 +23,18 @@ STEPS, BATCH, WIDTH, HIDDEN = 6, 3, 5, 4
 
 def layer(path, kind, inputs=(), time="t", **attributes):
     """x [time, n, 5] -> one layer of 4 hidden units -> y, h (and c). inputs: optional ones that are there."""
-    rng, ways = np.random.default_rng(7), 2 if attributes.get("direction") == "bidirectional" else 1
+    rng, number = np.random.default_rng(7), 2 if attributes.get("direction") == "bidirectional" else 1
     rows, states = GATES[kind] * HIDDEN, ["h", "c"] if kind == "LSTM" else ["h"]
-    sizes = {"w": (ways, rows, WIDTH), "r": (ways, rows, HIDDEN), "b": (ways, 2 * rows)}
+    sizes = {"w": (number, rows, WIDTH), "r": (number, rows, HIDDEN), "b": (number, 2 * rows)}
     weights = [
         (name, rng.standard_normal(size).astype("f")) for name, size in sizes.items() if name != "b" or "b" in inputs
     ]
-    later = [name if name in inputs else "" for name in ("b", "lengths", "h0", "c0")[: 4 if kind == "LSTM" else 3]]
+    names = [name if name in inputs else "" for name in ("b", "lengths", "h0", "c0")[: 4 if kind == "LSTM" else 3]]
     x = ("x", 1, ("n", time, WIDTH) if attributes.get("layout") else (time, "n", WIDTH))
-    start = ("n", ways, HIDDEN) if attributes.get("layout") else (ways, "n", HIDDEN)
+    start = ("n", number, HIDDEN) if attributes.get("layout") else (number, "n", HIDDEN)
     items = [x, *(("lengths", 6, ("n",)) if name == "lengths" else (name, 1, start) for name in inputs if name != "b")]
     node = helper.make_node(
-        kind, ["x", "w", "r", *later], ["y", *states], name="layer", hidden_size=HIDDEN, **attributes
+        kind, ["x", "w", "r", *names], ["y", *states], name="layer", hidden_size=HIDDEN, **attributes
     )
     outputs = [("y", 1, [None] * 4), *((name, 1, [None] * 3) for name in states)]
     return graphs.save(path, [node], items, outputs, weights)
@@ -61,7 +61,7 @@ def with_jax(path, inputs):
 
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         program = BoundGraph(read(path, known_operators(JAX)), JAX, folded=0)
-        return [np.asarray(each) for each in program.run(inputs, Lookups(JAX, clamped=False))]
+        return [np.asarray(output) for output in program.run(inputs, Lookups(JAX, clamped=False))]
 
 
 CASES = [
@@ -93,16 +93,16 @@ def test_a_layer_gives_the_results_of_onnxruntime(tmp_path, run, kind, inputs, a
 def test_layout_1_is_layout_0_with_the_batch_first(tmp_path, run, kind):
     """onnxruntime has no kernels for it."""
     inputs = ("b", "h0")
-    usual = layer(tmp_path / "usual.onnx", kind, inputs, direction="bidirectional")
-    actual = arrays(usual)
-    y, *ends = run(usual, actual)
-    turned = run(
+    usual_layer = layer(tmp_path / "usual.onnx", kind, inputs, direction="bidirectional")
+    actual = arrays(usual_layer)
+    y, *end_result = run(usual_layer, actual)
+    turned_result = run(
         layer(tmp_path / "turned.onnx", kind, inputs, direction="bidirectional", layout=1),
         {name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in actual.items()},
     )
-    np.testing.assert_allclose(turned[0], y.transpose(2, 0, 1, 3), atol=2e-6)
-    for one, other in zip(turned[1:], ends, strict=True):
-        np.testing.assert_allclose(one, other.swapaxes(0, 1), atol=2e-6)
+    np.testing.assert_allclose(turned_result[0], y.transpose(2, 0, 1, 3), atol=2e-6)
+    for left_value, right_value in zip(turned_result[1:], end_result, strict=True):
+        np.testing.assert_allclose(left_value, right_value.swapaxes(0, 1), atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_a_program_loops_over_the_number_of_steps(tmp_path, kind, inputs):
     names = [value.name for value in onnx.load(path).graph.input]
     sizes = {"x": ("t", "n", WIDTH), "lengths": ("n",), "h0": (2, "n", HIDDEN), "c0": (2, "n", HIDDEN)}
     specs = [TensorSpec(name, "int32" if name == "lengths" else "float32", sizes[name]) for name in names]
-    ends = {low: {"t": low, "n": low} for low in (1, 4, 16)}
-    profile = ShapeProfile(tuple((spec.name, *(spec.at(size) for size in ends.values())) for spec in specs))
+    end_fields = {low: {"t": low, "n": low} for low in (1, 4, 16)}
+    profile = ShapeProfile(tuple((spec.name, *(spec.at(size) for size in end_fields.values())) for spec in specs))
     outputs = [TensorSpec("y", "float32", ("t", 2, "n", HIDDEN)), TensorSpec("h", "float32", (2, "n", HIDDEN))]
     outputs += [TensorSpec("c", "float32", (2, "n", HIDDEN))] if kind == "LSTM" else []
     request = graphs.request("cpu", inputs=tuple(specs), outputs=tuple(outputs), profiles=(profile,))

@@ -74,8 +74,8 @@ def _compare(got, expected, rtol: float, atol: float) -> None:
         rtol = max(rtol, 2**-6) if array.dtype.name == "bfloat16" else rtol  # as onnx's own runner has it
         rtol = max(rtol, 2**-9) if array.dtype == np.float16 else rtol  # two units in its last place
         with np.errstate(all="ignore"):  # a NaN is cast to NaN
-            wide = (out, array) if array.dtype.kind in "biu" else (out.astype(np.float64), array.astype(np.float64))
-        np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
+            arrays = (out, array) if array.dtype.kind in "biu" else (out.astype(np.float64), array.astype(np.float64))
+        np.testing.assert_allclose(*arrays, rtol=rtol, atol=atol)
 
 
 def main() -> None:

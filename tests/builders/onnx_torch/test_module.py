@@ -19,9 +19,9 @@ def assert_as_onnxruntime(path, inputs, atol=1e-6):
     expected = OrtSession(path, optimized=False).run(inputs)
     actual = to_module(path)(*(to_tensor(array) for array in inputs.values()))
     for tensor, (name, array) in zip(actual, expected.items(), strict=True):
-        got = to_array(tensor)
-        assert got.dtype == array.dtype and got.shape == array.shape, name
-        np.testing.assert_allclose(got.astype("f8"), array.astype("f8"), atol=atol, rtol=1e-6, err_msg=name)
+        actual_array = to_array(tensor)
+        assert actual_array.dtype == array.dtype and actual_array.shape == array.shape, name
+        np.testing.assert_allclose(actual_array.astype("f8"), array.astype("f8"), atol=atol, rtol=1e-6, err_msg=name)
 
 
 def image(rows=5, columns=8):
@@ -65,16 +65,16 @@ def test_a_4_bit_quantization_saturates_at_4_bits(tmp_path):
 
 def test_external_data_shared_weights_and_odd_names(tmp_path):
     weight = np.arange(9, dtype="f").reshape(3, 3)
-    odd = ["w/1 'quoted'", "w.1", "w_1", "wé" * 40]
-    nodes = [helper.make_node("MatMul", ["x", odd[0]], ["a"], name="ä/b c")]
-    nodes += [helper.make_node("MatMul", ["a", odd[1]], ["b"]), helper.make_node("Add", ["b", odd[2]], ["c"])]
-    nodes += [helper.make_node("Sub", ["c", odd[3]], ["d"]), helper.make_node("MatMul", ["d", odd[0]], ["class"])]
+    texts = ["w/1 'quoted'", "w.1", "w_1", "wé" * 40]
+    nodes = [helper.make_node("MatMul", ["x", texts[0]], ["a"], name="ä/b c")]
+    nodes += [helper.make_node("MatMul", ["a", texts[1]], ["b"]), helper.make_node("Add", ["b", texts[2]], ["c"])]
+    nodes += [helper.make_node("Sub", ["c", texts[3]], ["d"]), helper.make_node("MatMul", ["d", texts[0]], ["class"])]
     path = graphs.save(
         tmp_path / "plain.onnx",
         nodes,
         [("x", FLOAT, ("n", 3))],
         [("class", FLOAT, ("n", 3))],
-        [(name, weight + index) for index, name in enumerate(odd)],
+        [(name, weight + index) for index, name in enumerate(texts)],
     )
     model = onnx.load(path)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)
@@ -97,13 +97,13 @@ def test_outputs_may_be_inputs_constants_or_numbers(tmp_path):
 
 def branched(path, condition=None):
     """x -> If(condition) then x + w (a name from around it) else -x -> y; without a condition, sum(x) > 0."""
-    inner = [
+    inner_texts = [
         ("then_branch", helper.make_node("Add", ["x", "w"], ["r"])),
         ("else_branch", helper.make_node("Neg", ["x"], ["r"])),
     ]
     bodies = {
         name: helper.make_graph([node], name, [], [helper.make_tensor_value_info("r", FLOAT, ("n", 3))])
-        for name, node in inner
+        for name, node in inner_texts
     }
     nodes = (
         []

@@ -21,8 +21,8 @@ def outcomes() -> dict[str, node_cases.Outcome]:
 
 
 def test_no_result_is_wrong_and_no_error_is_torchs(outcomes):
-    failed = {name: outcome.reason for name, outcome in outcomes.items() if outcome.kind == "failed"}
-    assert failed.keys() == OTHERWISE, failed
+    failed_reasons = {name: outcome.reason for name, outcome in outcomes.items() if outcome.kind == "failed"}
+    assert failed_reasons.keys() == OTHERWISE, failed_reasons
 
 
 def test_most_cases_pass(outcomes):
@@ -48,6 +48,6 @@ def test_no_operator_case_is_refused_for_a_missing_operator(outcomes):
 @pytest.mark.parametrize("prefix", WHOLE)
 def test_common_operators_are_complete(outcomes, prefix):
     chosen = {name: outcome for name, outcome in outcomes.items() if name.startswith(prefix)}
-    missed = {name: outcome.reason for name, outcome in chosen.items() if outcome.kind != "passed"}
+    missed_reasons = {name: outcome.reason for name, outcome in chosen.items() if outcome.kind != "passed"}
     assert len(chosen) >= 2
-    assert all("torch has no operators" in reason for reason in missed.values()), missed
+    assert all("torch has no operators" in reason for reason in missed_reasons.values()), missed_reasons

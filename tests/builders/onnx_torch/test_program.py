@@ -76,8 +76,8 @@ def test_sizes_computed_from_sizes_stay_dynamic(tmp_path):
     onnx.save(onnx.parser.parse_model(SHAPES), path)
     inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("t", "int64", ("m",)))
     outputs = tuple(TensorSpec(name, "float32", ()) for name in "yzrp")
-    both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (2,), (3,), (9,))))
-    program = to_program(path, request(inputs, outputs, (both,)))
+    both_profile = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (2,), (3,), (9,))))
+    program = to_program(path, request(inputs, outputs, (both_profile,)))
     module, reference = program.module(), OrtSession(path, optimized=False)
     for n, m in ((1, 2), (5, 9), (16, 3)):
         arrays = {"x": np.random.default_rng(n).random((n, 3), dtype="f"), "t": np.arange(m)}
@@ -94,9 +94,9 @@ def test_a_request_orders_inputs_and_outputs_and_its_profiles_span_the_sizes(tmp
     onnx.save(model, tmp_path / "model.onnx")
     low = ShapeProfile((("a", (1, 3), (1, 3), (1, 3)), ("b", (1, 3), (1, 3), (1, 3))))
     high = ShapeProfile((("a", (2, 3), (8, 3), (8, 3)), ("b", (2, 3), (8, 3), (8, 3))))
-    swapped = tuple(TensorSpec(name, "float32", ("n", 3)) for name in "ba")
+    swapped_specs = tuple(TensorSpec(name, "float32", ("n", 3)) for name in "ba")
     outputs = tuple(TensorSpec(name, "float32", ("n", 3)) for name in "sd")
-    program = to_program(tmp_path / "model.onnx", request(swapped, outputs, (low, high)))
+    program = to_program(tmp_path / "model.onnx", request(swapped_specs, outputs, (low, high)))
     (limits,) = program.range_constraints.values()
     assert (limits.lower, limits.upper) == (1, 8)
     s, d = program.module()(torch.ones(1, 3), torch.full((1, 3), 5.0))  # b, a
@@ -150,16 +150,16 @@ def test_a_guarded_program_reports_indices_and_a_plain_one_does_not(tmp_path):
     """)
     onnx.save(model, tmp_path / "model.onnx")
     inputs = (TensorSpec("x", "int64", ("n", 3)), TensorSpec("t", "float32", ("n", 3)))
-    both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (1, 3), (4, 3), (16, 3))))
-    build_request = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
+    both_profile = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (1, 3), (4, 3), (16, 3))))
+    build_request = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both_profile,))
     program, faults = to_guarded_program(tmp_path / "model.onnx", build_request)
     assert faults == ("an index is out of range at node 'rows'",)  # the index of 'column' is a constant
     arguments = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
-    y, inside = program.module()(*arguments)
-    assert y.tolist() == [[9, 12, 9]] and inside.tolist() == [True]
+    y, inner_value = program.module()(*arguments)
+    assert y.tolist() == [[9, 12, 9]] and inner_value.tolist() == [True]
     assert program.module()(arguments[0] + 1, arguments[1])[1].tolist() == [False]
-    (plain,) = to_program(tmp_path / "model.onnx", build_request).module()(*arguments)
-    assert plain.tolist() == y.tolist()
+    (plain_program,) = to_program(tmp_path / "model.onnx", build_request).module()(*arguments)
+    assert plain_program.tolist() == y.tolist()
 
 
 def test_a_guarded_program_reports_divisions_by_zero_except_by_constants(tmp_path):
@@ -178,9 +178,9 @@ def test_a_guarded_program_reports_divisions_by_zero_except_by_constants(tmp_pat
     # By -1, which may stand beside the lowest number, what is harmless is done as well, and told of for nothing.
     assert [fault.split(" at ")[1] for fault in faults] == ["node 'turned'", "node 'y'", "node 'rest'"]
     assert all(fault.startswith("an integer is divided by zero") for fault in faults)
-    lowest = torch.iinfo(torch.int64).min
-    y, rest, fine = program.module()(torch.tensor([7, lowest]), torch.tensor([-2, -1]))
-    assert (y.tolist(), rest.tolist()) == ([1, lowest // 2], [-1, 0]) and fine.all()
+    lowest_min = torch.iinfo(torch.int64).min
+    y, rest, fine = program.module()(torch.tensor([7, lowest_min]), torch.tensor([-2, -1]))
+    assert (y.tolist(), rest.tolist()) == ([1, lowest_min // 2], [-1, 0]) and fine.all()
     assert program.module()(torch.tensor([7, 7]), torch.tensor([1, 0]))[2].tolist() == [True, False, False]
 
 
@@ -193,9 +193,9 @@ def test_a_guarded_program_reports_too_long_sequences(tmp_path, length, fine):
     """)
     onnx.save(model, tmp_path / "model.onnx")
     inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("lengths", "int64", ("n",)))
-    both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("lengths", (1,), (4,), (16,))))
+    both_profile = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("lengths", (1,), (4,), (16,))))
     program, _ = to_guarded_program(
-        tmp_path / "model.onnx", request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
+        tmp_path / "model.onnx", request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both_profile,))
     )
-    y, inside = program.module()(torch.arange(6.0).reshape(2, 3), torch.tensor([2, length]))
-    assert inside.tolist() == [fine] and y[0].tolist() == [1, 0, 2]
+    y, inner_value = program.module()(torch.arange(6.0).reshape(2, 3), torch.tensor([2, length]))
+    assert inner_value.tolist() == [fine] and y[0].tolist() == [1, 0, 2]

@@ -39,7 +39,7 @@ def public_names(module: object) -> list[str]:
             continue
         items.append(name)
         if isinstance(value, type):
-            items += [f"{name}.{inner}" for inner in _of_class(value)]
+            items += [f"{name}.{inner_text}" for inner_text in _of_class(value)]
     return sorted(items)
 
 
@@ -48,9 +48,9 @@ def _of_class(cls: type) -> Iterable[str]:
         if name.startswith("_") or name in dir(object):
             continue
         yield name
-        inner = vars(cls).get(name)
-        if isinstance(inner, type):
-            yield from (f"{name}.{member}" for member in dir(inner) if not member.startswith("_"))
+        inner_var = vars(cls).get(name)
+        if isinstance(inner_var, type):
+            yield from (f"{name}.{member}" for member in dir(inner_var) if not member.startswith("_"))
 
 
 def names_in_wheel(wheel: Path) -> list[str]:
@@ -91,23 +91,23 @@ def _stub(folder: Path, names: Iterable[str]) -> None:
 def recorded() -> dict[str, frozenset[str]]:
     """The committed list: release -> its names."""
     releases: dict[str, set[str]] = {}
-    current: list[set[str]] = []
+    current_names: list[set[str]] = []
     for line in NAMES.read_text().splitlines():
         if result := re.fullmatch(r"\[(.+)\]", line):
-            current = [releases.setdefault(release, set()) for release in result[1].split(", ")]
+            current_names = [releases.setdefault(release, set()) for release in result[1].split(", ")]
         elif line and not line.startswith("#"):
             owner, _, members = line.partition(": ")
-            for each in current:
-                each |= {owner} if not members else {f"{owner}.{member}" for member in members.split()}
+            for item in current_names:
+                item |= {owner} if not members else {f"{owner}.{member}" for member in members.split()}
     return {release: frozenset(names) for release, names in releases.items()}
 
 
 def written(names: Mapping[str, Iterable[str]]) -> str:
     """The list as text: a part for every set of releases that share names."""
-    releases = {name: frozenset(each) for name, each in names.items()}
+    releases = {name: frozenset(item) for name, item in names.items()}
     parts: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(set().union(*releases.values())):
-        parts.setdefault(tuple(release for release, each in releases.items() if name in each), []).append(name)
+        parts.setdefault(tuple(release for release, item in releases.items() if name in item), []).append(name)
     lines = ["# Names of TensorRT's Python bindings; written by tests/builders/tensorrt_api/bindings.py."]
     for owners in sorted(parts, key=lambda key: (-len(key), key)):
         lines += ["", f"[{', '.join(owners)}]", *_grouped(parts[owners])]
@@ -115,14 +115,14 @@ def written(names: Mapping[str, Iterable[str]]) -> str:
 
 
 def _grouped(names: Iterable[str]) -> list[str]:
-    plain, members = [], dict[str, list[str]]()
+    plain_names, members = [], dict[str, list[str]]()
     for name in names:
         owner, _, member = name.rpartition(".")
         if owner:
             members.setdefault(owner, []).append(member)
         else:
-            plain.append(name)
-    return plain + [f"{owner}: {' '.join(each)}" for owner, each in members.items()]
+            plain_names.append(name)
+    return plain_names + [f"{owner}: {' '.join(item)}" for owner, item in members.items()]
 
 
 def main(folder: Path) -> None:

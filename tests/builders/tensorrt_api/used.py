@@ -34,13 +34,13 @@ def modules() -> dict[str, Path]:
 
 def names_used(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
-    used = set(_in(tree, BY_NAME))
+    used_text = set(_in(tree, BY_NAME))
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             for base in node.bases:
                 if (name := _of_module(base)) is not None:
-                    used |= {f"{name}.{method}" for method in _public_methods(node)}
-    return used
+                    used_text |= {f"{name}.{method}" for method in _public_methods(node)}
+    return used_text
 
 
 def _in(node: ast.AST, modules: Mapping[str, str]) -> Iterator[str]:

@@ -87,8 +87,8 @@ def noise(seed: int, *shape: int, dtype: Any = "float32") -> Array:
 def feed_of(graph: Graph, specs: Sequence[TensorSpec], sizes: Mapping[str, int], seed: int) -> Feed:
     """Inputs at these sizes: noise of the right kind, and what the graph itself fills in."""
     rng = np.random.default_rng(seed)
-    own = graph.fill(sizes, rng) if graph.fill else {}
-    return {spec.name: own[spec.name] if spec.name in own else _drawn(spec, spec.at(sizes), rng) for spec in specs}
+    fill = graph.fill(sizes, rng) if graph.fill else {}
+    return {spec.name: fill[spec.name] if spec.name in fill else _drawn(spec, spec.at(sizes), rng) for spec in specs}
 
 
 def _drawn(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

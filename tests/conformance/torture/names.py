@@ -27,8 +27,8 @@ def _renamed(model: ModelProto, names: dict[str, str]) -> ModelProto:
         value.name = names.get(value.name, value.name)
     for node in model.graph.node:
         node.name = names.get("node", node.op_type)
-        for ends in (node.input, node.output):
-            ends[:] = [names.get(name, name) for name in ends]
+        for end_input in (node.input, node.output):
+            end_input[:] = [names.get(name, name) for name in end_input]
     return model
 
 

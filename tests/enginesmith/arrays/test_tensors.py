@@ -25,8 +25,8 @@ def given(batch: int = 2, **other: object) -> dict:
 def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One item for each check that is made in full."""
     checks: list[int] = []
-    real = check_inputs
-    monkeypatch.setattr(arrays, "check_inputs", lambda *arguments: checks.append(1) or real(*arguments))
+    real_inputs = check_inputs
+    monkeypatch.setattr(arrays, "check_inputs", lambda *arguments: checks.append(1) or real_inputs(*arguments))
     return checks
 
 
@@ -76,7 +76,7 @@ def test_accepted_inputs_do_not_admit_invalid_ones(wrong: str) -> None:
 
 def test_the_profile_is_looked_up_once_and_other_shapes_are_refused_each_time(full: list[int]) -> None:
     ranges = [((1, 3), (2, 3), (4, 3)), ((5, 3), (6, 3), (8, 3))]
-    check = InputCheck(SPECS, [ShapeProfile((("a", *ends),)) for ends in ranges])
+    check = InputCheck(SPECS, [ShapeProfile((("a", *end_range),)) for end_range in ranges])
     assert [check(given(batch)).profile for batch in (4, 5, 4)] == [0, 1, 0] and len(full) == 2
     for _ in range(2):
         with pytest.raises(DataError, match="no optimization profile"):

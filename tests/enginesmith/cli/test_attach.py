@@ -26,9 +26,9 @@ def test_a_file_is_attached_shown_and_pulled(words: Path, tmp_path: Path) -> Non
         "words.txt", "vocabulary", 7, "of the tokenizer",
     )  # fmt: skip
     assert "attachments" in said("show", "digits") and "words.txt" in said("show", "digits")
-    (pulled,) = told("pull", "digits", "--dest", tmp_path / "dest")["attachments"]  # type: ignore[index]
-    assert Path(pulled["path"]).read_text() == "one two" and pulled["digest"] == item["digest"]
-    assert json.loads(Path(pulled["description"]).read_bytes()) == item
+    (pulled_attachment,) = told("pull", "digits", "--dest", tmp_path / "dest")["attachments"]  # type: ignore[index]
+    assert Path(pulled_attachment["path"]).read_text() == "one two" and pulled_attachment["digest"] == item["digest"]
+    assert json.loads(Path(pulled_attachment["description"]).read_bytes()) == item
 
 
 def test_attachments_for_other_targets_are_left_out_with_the_reason(words: Path, tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_a_table_escapes_control_characters_of_others(capsys: pytest.CaptureFixt
     rows = [["cpu", "failed", "[red]x[/red]\x1b[2J"], ["sm_89", "proven", "y"]]
     print_table(("unit", "status", "why"), rows, title="tiny\x1b@1", note="below", styles={"failed": "red"}, red=[1])
     lines = capsys.readouterr().out.splitlines()
-    why = r"[red]x[/red]\x1b[2J"
-    assert lines == [r"tiny\x1b@1", "unit   status  why", f"cpu    failed  {why}", "sm_89  proven  y", "below"]
+    reason = r"[red]x[/red]\x1b[2J"
+    assert lines == [r"tiny\x1b@1", "unit   status  why", f"cpu    failed  {reason}", "sm_89  proven  y", "below"]
     print_table(("", ""), [["ok", "python"]])
     assert capsys.readouterr().out.split() == ["ok", "python"], "no headings, no line for them"
 
@@ -103,14 +103,14 @@ def test_a_table_escapes_control_characters_of_others(capsys: pytest.CaptureFixt
 def test_a_table_can_be_read_at_every_width(width, capsys, monkeypatch):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width)}.items():
         monkeypatch.setenv(name, value)
-    why = "no CUDA GPU of capability 89 on this machine: libcuda is not installed"
-    rows = [["sm_89", "fp16", "unproven", "37.6 µs (24.1 to 39.7)", why], ["sm_90", "fp16", "unproven", "", why]]
+    reason = "no CUDA GPU of capability 89 on this machine: libcuda is not installed"
+    rows = [["sm_89", "fp16", "unproven", "37.6 µs (24.1 to 39.7)", reason], ["sm_90", "fp16", "unproven", "", reason]]
     print_table(("target", "precision", "status", "p50", "why"), rows, title="t" * 50)
-    out = re.sub("\x1b[^m]*m", "", capsys.readouterr().out)
-    lines = [line.rstrip() for line in out.splitlines()]
+    text = re.sub("\x1b[^m]*m", "", capsys.readouterr().out)
+    lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width
-    words = out.split()
-    assert all(words.count(word) == 2 for word in ("unproven", "fp16", *why.split())), "no word is broken or cut"
+    words = text.split()
+    assert all(words.count(word) == 2 for word in ("unproven", "fp16", *reason.split())), "no word is broken or cut"
     if width >= 80:
         assert [line.split() for line in lines if "target" in line] == [["target", "precision", "status", "p50", "why"]]
         print_table(("bucket", *["quantile"] * 4), [["batch=8", *["37.6 µs (24.1 to 39.7)"] * 4]])
@@ -124,5 +124,5 @@ def test_commands_write_in_one_place() -> None:
     """Each with a way of its own to escape, to be wide and to look was how control characters got through."""
     files = {path.name: path.read_text() for path in Path(cli.__file__).parent.rglob("*.py")}
     assert {name for name, text in files.items() if "rich.table" in text} == {"tables.py"}
-    writing = {name for name, text in files.items() if re.search(r"click\.echo|\W(?<!console\.)print\(", text)}
-    assert writing == {"tables.py", "streams.py"}
+    writing_names = {name for name, text in files.items() if re.search(r"click\.echo|\W(?<!console\.)print\(", text)}
+    assert writing_names == {"tables.py", "streams.py"}

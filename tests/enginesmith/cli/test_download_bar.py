@@ -36,11 +36,11 @@ def test_a_terminal_that_is_made_narrower_meanwhile() -> None:
 
 
 def test_the_speed_is_shown_during_and_after_the_download() -> None:
-    console, now = Console(width=80, force_terminal=True, file=io.StringIO()), [0.0]
-    bar = Progress(*_columns(80), console=console, auto_refresh=False, get_time=lambda: now[0])
+    console, current_values = Console(width=80, force_terminal=True, file=io.StringIO()), [0.0]
+    bar = Progress(*_columns(80), console=console, auto_refresh=False, get_time=lambda: current_values[0])
     task = bar.add_task("", total=6 << 20)
     for seconds, speed in enumerate(("", "", "2.0 MiB/s", "2.0 MiB/s")):
-        now[0] = float(seconds)
+        current_values[0] = float(seconds)
         bar.update(task, completed=seconds << 21)
         (line,) = console.render_lines(bar.get_renderable())
         assert speed in "".join(segment.text for segment in line)

@@ -36,19 +36,19 @@ def plain(name: str) -> str:
 def brought_by(extra: str) -> frozenset[str]:
     """The distributions that an extra of ours installs; '' is no extra. As far as they are installed."""
     distribution = "enginesmith" if extra in _CLIENT_EXTRAS else "enginesmith-pipeline"
-    visited_extras, todo = set[tuple[str, str]](), [(distribution, extra)]
-    while todo:
-        name, expected = todo.pop()
+    visited_extras, todo_distributions = set[tuple[str, str]](), [(distribution, extra)]
+    while todo_distributions:
+        name, expected = todo_distributions.pop()
         if (plain(name), expected) in visited_extras:
             continue
         visited_extras.add((plain(name), expected))
         try:
-            needed = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
+            needed_requirements = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
         except importlib.metadata.PackageNotFoundError:
             continue
-        for each in needed:
-            if each.marker is None or each.marker.evaluate({"extra": expected}):
-                todo += [(each.name, more) for more in ("", *each.extras)]
+        for requirement in needed_requirements:
+            if requirement.marker is None or requirement.marker.evaluate({"extra": expected}):
+                todo_distributions += [(requirement.name, more_text) for more_text in ("", *requirement.extras)]
     return frozenset(name for name, _ in visited_extras)
 
 
@@ -65,14 +65,14 @@ def installed() -> Mapping[str, list[str]]:
 
 
 def test_every_import_belongs_to_its_named_extra() -> None:
-    wrong = {}
-    ours = {*sys.stdlib_module_names, *OURS}
-    for module in {name for name in imported() if name.split(".")[0] not in ours}:
+    wrong_types = {}
+    our_names = {*sys.stdlib_module_names, *OURS}
+    for module in {name for name in imported() if name.split(".")[0] not in our_names}:
         distributions = distributions_of(module)
-        extra = extra_of(module)
-        if module.split(".")[0] not in ELSEWHERE and not distributions & brought_by(extra or ""):
-            wrong[module] = extra
-    assert not wrong, "name the extra in enginesmith.cli._PACKAGES"
+        extra_text = extra_of(module)
+        if module.split(".")[0] not in ELSEWHERE and not distributions & brought_by(extra_text or ""):
+            wrong_types[module] = extra_text
+    assert not wrong_types, "name the extra in enginesmith.cli._PACKAGES"
 
 
 def test_every_package_in_the_table_is_in_its_extra() -> None:
@@ -81,12 +81,12 @@ def test_every_package_in_the_table_is_in_its_extra() -> None:
 
 def test_every_extra_in_a_message_exists() -> None:
     extras = {
-        where: set(importlib.metadata.metadata(name).get_all("Provides-Extra") or ())
-        for where, name in (("./enginesmith", "enginesmith"), (".", "enginesmith-pipeline"))
+        path: set(importlib.metadata.metadata(name).get_all("Provides-Extra") or ())
+        for path, name in (("./enginesmith", "enginesmith"), (".", "enginesmith-pipeline"))
     }
     assert extras["./enginesmith"] >= _CLIENT_EXTRAS
     for root in (*OURS, "docs", "README.md"):
         place = ROOT / root
         for file in (place,) if place.is_file() else (*place.rglob("*.py"), *place.rglob("*.md")):
-            for where, names in re.findall(r"""["'](\./enginesmith|\.)\[([a-z,]+)\]["']""", file.read_text()):
-                assert set(names.split(",")) <= extras[where], f"{file}: {where}[{names}]"
+            for path, names in re.findall(r"""["'](\./enginesmith|\.)\[([a-z,]+)\]["']""", file.read_text()):
+                assert set(names.split(",")) <= extras[path], f"{file}: {path}[{names}]"

@@ -53,9 +53,9 @@ def option(command: click.Command, name: str) -> click.Option | None:
 
 
 def test_there_are_at_most_300_options() -> None:
-    listed = [(name, item.opts) for name, command in pages().items() for item in command.params]
-    own = [(name, opts) for name, opts in listed if opts[0].startswith("-")]
-    assert len(own) + len(options.GLOBAL_OPTIONS) + len(cli.enginesmith.params) <= 300
+    listed_names = [(name, item.opts) for name, command in pages().items() for item in command.params]
+    own_names = [(name, opts) for name, opts in listed_names if opts[0].startswith("-")]
+    assert len(own_names) + len(options.GLOBAL_OPTIONS) + len(cli.enginesmith.params) <= 300
 
 
 def test_global_options_are_explained_once_and_named_below_each_command() -> None:
@@ -150,8 +150,8 @@ def test_options_of_a_dataclass_have_its_types_and_defaults() -> None:
     ]
     text = CliRunner().invoke(show, ["--help"]).output
     assert "[required]" in text and "default: (all)" in text and "default: a" in text and "default: 0.0" in text
-    for wrong in ([], ["--place", "x", "--kind", "c"], ["--place", "x", "--ratio", "nan"]):
-        assert CliRunner().invoke(show, wrong).exit_code == 2
+    for wrong_names in ([], ["--place", "x", "--kind", "c"], ["--place", "x", "--ratio", "nan"]):
+        assert CliRunner().invoke(show, wrong_names).exit_code == 2
 
 
 def help_text() -> str:
@@ -159,27 +159,27 @@ def help_text() -> str:
 
 
 def test_a_person_types_one_of_at_most_24_names_and_every_command_is_in_one_table() -> None:
-    placed = [name for section in cli.SECTIONS.values() for name in section]
-    assert len(placed) == len(set(placed)) <= 24
+    placed_names = [name for section in cli.SECTIONS.values() for name in section]
+    assert len(placed_names) == len(set(placed_names)) <= 24
     tables = (*cli.SECTIONS.values(), *cli.GROUPS.values(), cli.HIDDEN)
-    listed = {place for table in tables for place, _ in table.values() if place}
+    places = {place for table in tables for place, _ in table.values() if place}
     roots = [Path(str(cli.__file__)).parent, Path(str(pipeline.cli.__file__)).parent]
     for path in (file for root in roots for file in root.rglob("*.py")):
         module = ".".join(path.relative_to(roots[0].parents[1]).with_suffix("").parts).removesuffix(".__init__")
-        own = {
+        own_items = {
             name: item
             for name, item in vars(importlib.import_module(module)).items()
             if isinstance(item, click.Command)
         }
-        nested = [
+        parts = [
             part
-            for item in own.values()
+            for item in own_items.values()
             if isinstance(item, click.Group)
             for part in getattr(item, "commands", {}).values()
         ]
-        for name, command in own.items():
-            here = command.callback is None or inspect.unwrap(command.callback).__module__ == module
-            assert not here or command in nested or f"{module}:{name}" in listed or command is cli.enginesmith, name
+        for name, command in own_items.items():
+            flag = command.callback is None or inspect.unwrap(command.callback).__module__ == module
+            assert not flag or command in parts or f"{module}:{name}" in places or command is cli.enginesmith, name
 
 
 def test_help_shows_the_sections_and_what_each_command_does_on_one_line_each() -> None:
@@ -211,13 +211,13 @@ def test_one_word_for_each_concept(name: str) -> None:
         assert target.show_default or target.required
     precision = option(command, "--precision")
     if precision is not None:
-        listed = precision.type.choices if isinstance(precision.type, click.Choice) else str(precision.help)
-        assert all(kind in listed for kind in PRECISIONS)
+        listed_choices = precision.type.choices if isinstance(precision.type, click.Choice) else str(precision.help)
+        assert all(kind in listed_choices for kind in PRECISIONS)
         assert precision.show_default
-    taken = inspect.signature(inspect.unwrap(command.callback)).parameters if command.callback else {}
-    assert ("as_json" in taken) == (name not in WITHOUT_JSON)
-    for shared in options.GLOBAL_OPTIONS:
-        assert not [item for item in command.params if set(item.opts) & set(shared.opts)]
+    taken_parameters = inspect.signature(inspect.unwrap(command.callback)).parameters if command.callback else {}
+    assert ("as_json" in taken_parameters) == (name not in WITHOUT_JSON)
+    for shared_option in options.GLOBAL_OPTIONS:
+        assert not [item for item in command.params if set(item.opts) & set(shared_option.opts)]
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

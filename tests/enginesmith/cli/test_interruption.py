@@ -41,16 +41,16 @@ def start_command(
 def interrupt(process: subprocess.Popen[str], at: str, number: signal.Signals) -> str:
     """Send a signal when a line holds `at`; all that was printed until the end."""
     assert process.stderr is not None
-    seen = ""
+    seen_text = ""
     with process.stderr as lines:
         for line in lines:
-            seen += line
+            seen_text += line
             if at in line:
                 stopped(process)
                 process.send_signal(number)
                 process.send_signal(signal.SIGCONT)
                 break
-        return seen + lines.read()
+        return seen_text + lines.read()
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -60,17 +60,17 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_the_same_command_finishes_a_run_killed_in_any_step(project: Project) -> None:
     project.change_spec(targets=["cpu"])
-    finished: set[str] = set()
-    for at in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu int8"):
-        process = start(project, stop_at=at)
-        seen = interrupt(process, at, signal.SIGKILL)
+    finished_names: set[str] = set()
+    for text in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu int8"):
+        process = start(project, stop_at=text)
+        seen_interrupt = interrupt(process, text, signal.SIGKILL)
         assert process.wait(PATIENCE_S) == -signal.SIGKILL
         assert project.run("list", "--json").json == [], "no half version"
-        assert not finished & set(DONE.findall(seen)), "what was finished is not done again"
-        finished |= set(DONE.findall(seen))
-    again = project.build()
-    assert again.code == 0, again.err
-    assert len(finished) > 5 and finished <= set(CACHED.findall(again.err))
+        assert not finished_names & set(DONE.findall(seen_interrupt)), "what was finished is not done again"
+        finished_names |= set(DONE.findall(seen_interrupt))
+    second_build = project.build()
+    assert second_build.code == 0, second_build.err
+    assert len(finished_names) > 5 and finished_names <= set(CACHED.findall(second_build.err))
     assert project.run("registry", "fsck", "--json").code == 0
 
 
@@ -78,10 +78,10 @@ def test_ctrl_c_stops_the_compilers_and_says_what_is_kept(project: Project) -> N
     project.change_spec(targets=["sm_89"], precisions=["fp32"])
     for number in (signal.SIGINT, signal.SIGTERM):
         process = start(project, stop_at="sm_89 fp32")
-        seen = interrupt(process, "sm_89 fp32", number)
+        seen_interrupt = interrupt(process, "sm_89 fp32", number)
         assert process.wait(PATIENCE_S) == 130
-        assert "what was finished is kept" in seen
-        assert "Traceback" not in seen
+        assert "what was finished is kept" in seen_interrupt
+        assert "Traceback" not in seen_interrupt
     assert project.build().code == 0
 
 
@@ -90,20 +90,20 @@ def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Pro
     built.change_spec(targets=["cpu"], precisions=["fp32"])
     write_model(built.folder / "tiny.onnx", {name: value * 1.01 for name, value in weights().items()})
     process = start_command(built, "check", built.spec, "--seconds", 30)
-    seen = interrupt(process, "times of cpu fp32", signal.SIGINT)
+    seen_interrupt = interrupt(process, "times of cpu fp32", signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
-    assert "what was finished is kept" in seen and "Traceback" not in seen
+    assert "what was finished is kept" in seen_interrupt and "Traceback" not in seen_interrupt
     assert built.run("list", "--json").json[0]["versions"] == ["1"], "no version is made"
-    again = built.run("check", built.spec, "--seconds", 0.05)
-    assert {"export", "prove cpu fp32 onnxruntime"} <= set(CACHED.findall(again.err)), again.err
+    second_result = built.run("check", built.spec, "--seconds", 0.05)
+    assert {"export", "prove cpu fp32 onnxruntime"} <= set(CACHED.findall(second_result.err)), second_result.err
 
 
 @pytest.mark.slow
 def test_ctrl_c_without_kept_results_mentions_none(built: Project) -> None:
     process = start_command(built, "profile", "tiny", "--target", "cpu", "--seconds", 30)
-    seen = interrupt(process, "profile cpu fp32", signal.SIGINT)
+    seen_interrupt = interrupt(process, "profile cpu fp32", signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
-    assert seen.endswith("interrupted\n") and "kept" not in seen
+    assert seen_interrupt.endswith("interrupted\n") and "kept" not in seen_interrupt
 
 
 def test_a_killed_run_leaves_no_process_behind(project: Project, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_killed_run_leaves_no_process_behind(project: Project, tmp_path: Path)
     assert step in {child.pid for child in family}
     process.kill()
     process.communicate()
-    _gone, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
-    assert alive == []
+    _gone, alive_processes = psutil.wait_procs(family, timeout=PATIENCE_S)
+    assert alive_processes == []
 
 
 def start_with_prefect(project: Project, home: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

@@ -37,11 +37,11 @@ def test_a_repository_is_written_and_printed(store: Store, tmp_path: Path, capsy
 def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89"), cpu_engine(store, 1)])
     dest = ("--layout", "triton", "--dest", str(tmp_path / "m"))
-    for how in (("--target", "sm_80", "--target", "l4"), ("--target", "all")):
-        assert run(store, *dest, *how) == 0
-        out = capsys.readouterr().out
-        assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in out
-        assert [line for line in out.splitlines() if line.startswith("not:")] == [
+    for names in (("--target", "sm_80", "--target", "l4"), ("--target", "all")):
+        assert run(store, *dest, *names) == 0
+        output = capsys.readouterr().out
+        assert "chosen: sm_89-fp16.plan: sm_89 fp16 tensorrt of digits@1" in output
+        assert [line for line in output.splitlines() if line.startswith("not:")] == [
             "not:    1 engine for other hardware: cpu"
         ], "an engine of a target that was asked for too is not refused"
     assert run(store, *dest, "--target", "sm_80", "--target", "all") == 2

@@ -31,6 +31,6 @@ def test_list(mixed: Store) -> None:
     assert rows[1]["channels"] == {"candidate": "2"}
     assert "digits" in run("list").stdout and "proven 1, refused 1, unproven 1" in run("list", "digits").stdout
     assert isinstance(run("list", "digit").exception, UnknownNameError)
-    newest = run("list", "digits", "--limit", "1", "--json")
-    assert [row["version"] for row in json.loads(newest.stdout)] == ["2"] and "--before 2" in newest.stderr
+    result = run("list", "digits", "--limit", "1", "--json")
+    assert [row["version"] for row in json.loads(result.stdout)] == ["2"] and "--before 2" in result.stderr
     assert [row["version"] for row in told("list", "digits", "--before", "2")] == ["1"]

@@ -22,14 +22,14 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "digits@1 on l4 (driver 580.65.06, memory 24.0 GiB)" in result.stdout
     assert "l4 int8 tensorrt-rtx" in result.stdout and "built for sm_80; this is sm_89 (l4)" in result.stdout
-    explained = run("pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
-    assert "the GPU's memory is unknown" in explained.stdout and not (tmp_path / "out").exists()
+    explained_result = run("pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
+    assert "the GPU's memory is unknown" in explained_result.stdout and not (tmp_path / "out").exists()
     none = run("pull", "--explain", "digits", "--target", "h100", "--json")
     assert none.exit_code == 2 and '"candidates": []' in none.stdout
-    for wrong in (["--once"], ["--hook", "x"], ["--interval", "3"]):
-        assert run("pull", "digits", *wrong).exit_code == 2
-    both = ("--health", "x", "--report", "none")
-    assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both).exit_code == 2
+    for wrong_names in (["--once"], ["--hook", "x"], ["--interval", "3"]):
+        assert run("pull", "digits", *wrong_names).exit_code == 2
+    both_names = ("--health", "x", "--report", "none")
+    assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both_names).exit_code == 2
 
 
 def test_an_explanation_follows_no_channel_and_is_one_document(published: Store) -> None:
@@ -51,27 +51,27 @@ def test_an_explanation_omits_engines_that_the_layout_cannot_open(published: Sto
     result = run("pull", "--explain", "digits", "--target", "l4", "--layout", layout)
     assert result.exit_code == 2 and "rejected" in result.stdout and reason in " ".join(result.stdout.split())
     for targets in (["all"], ["cpu", "--target", "l4"]):
-        shown = run("pull", "--explain", "digits", "--target", *targets, "--layout", layout, "--json")
-        answers = json.loads(shown.stdout)
+        shown_result = run("pull", "--explain", "digits", "--target", *targets, "--layout", layout, "--json")
+        answers = json.loads(shown_result.stdout)
         answers = answers if isinstance(answers, list) else [answers]
         assert any(reason in row["reason"] for answer in answers for row in answer["rejected"])
-    opened = run("pull", "--explain", "digits", "--target", "cpu", "--layout", layout, "--json")
-    assert opened.exit_code == 0
-    assert [row["unit"] for row in json.loads(opened.stdout)["candidates"]] == ["cpu fp32 onnxruntime"]
+    opened_result = run("pull", "--explain", "digits", "--target", "cpu", "--layout", layout, "--json")
+    assert opened_result.exit_code == 0
+    assert [row["unit"] for row in json.loads(opened_result.stdout)["candidates"]] == ["cpu fp32 onnxruntime"]
 
 
 def test_pull(mixed: Store, tmp_path: Path) -> None:
-    out = str(tmp_path / "out")
-    pulled = told("pull", "digits", "--target", "sm_89", "--dest", out)
-    assert (pulled["status"], pulled["version"]) == ("unproven", "2") and Path(pulled["path"]).is_file()
-    assert {row["unit"] for row in pulled["rejected"]} == {"cpu fp32 onnxruntime", "sm_75 fp32 tensorrt-rtx"}
+    text = str(tmp_path / "out")
+    fields = told("pull", "digits", "--target", "sm_89", "--dest", text)
+    assert (fields["status"], fields["version"]) == ("unproven", "2") and Path(fields["path"]).is_file()
+    assert {row["unit"] for row in fields["rejected"]} == {"cpu fp32 onnxruntime", "sm_75 fp32 tensorrt-rtx"}
     assert "is a file" in run("pull", "digits", "--dest", __file__).stderr
-    result = run("pull", "digits", "--target", "cpu", "--dest", out)
+    result = run("pull", "digits", "--target", "cpu", "--dest", text)
     assert "digits-2-cpu-fp32.onnx" in result.stdout and "why:    built for cpu" in result.stdout
     assert "not:    sm_89 fp32 tensorrt-rtx: built for sm_89; this is cpu" in result.stdout and result.stderr == ""
-    assert "UNPROVEN" in run("pull", "digits", "--target", "sm_89", "--dest", out).stderr
-    refused = run("pull", "digits", "--target", "sm_89", "--proven-only", "--dest", out)
-    assert isinstance(refused.exception, UnknownNameError)
+    assert "UNPROVEN" in run("pull", "digits", "--target", "sm_89", "--dest", text).stderr
+    refused_result = run("pull", "digits", "--target", "sm_89", "--proven-only", "--dest", text)
+    assert isinstance(refused_result.exception, UnknownNameError)
     assert isinstance(run("pull", "digits", "--target", "cpu", "--precision", "fp8").exception, UnknownNameError)
 
 

@@ -26,8 +26,8 @@ def registry(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("buffered", ["", "PYTHONUNBUFFERED=1 "])
 @pytest.mark.parametrize("command", ["list", "list --json", "--help", "--version"])
 def test_a_full_stdout_is_one_message_and_exit_code_3(registry: Path, command: str, buffered: str) -> None:
-    where = f"--registry {registry}" if command.startswith("list") else ""
-    result = shell(f"{buffered}{ENGINESMITH} {command} {where} > /dev/full")
+    place = f"--registry {registry}" if command.startswith("list") else ""
+    result = shell(f"{buffered}{ENGINESMITH} {command} {place} > /dev/full")
     assert result.returncode == 3
     assert result.stderr.splitlines() == [
         "error: stdout cannot be written: No space left on device; send the output elsewhere and run again"

@@ -14,11 +14,11 @@ from tests.enginesmith.registry.trust.keys import written
 
 def test_sign_and_verify_signature(empty: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_engines(empty, [engine(empty)])
-    secret, public = written(tmp_path, "release")
-    assert "digits@1 has 0 of the 1" in str(run("registry", "verify", "digits", "--public-key", public).exception)
+    secret, public_model = written(tmp_path, "release")
+    assert "digits@1 has 0 of the 1" in str(run("registry", "verify", "digits", "--public-key", public_model).exception)
     assert told("registry", "sign", "digits", "--key", secret)["signatures"][0]["new"]  # type: ignore[index]
     assert "already signed: manifest by key" in said("registry", "sign", "digits", "--key", secret)
-    assert said("registry", "verify", "digits", "--public-key", public) == "digits@1 is signed by release.pub\n"
+    assert said("registry", "verify", "digits", "--public-key", public_model) == "digits@1 is signed by release.pub\n"
     policy = tmp_path / "trust.yaml"
     policy.write_text("format: 1\nsigners: {r: {public_key: release.pub}}\nrules: [{models: '*', signers: [r]}]\n")
     assert "signed: by r\n" in said("pull", "digits", "--target", "cpu", "--dest", tmp_path / "dest", "--trust", policy)

@@ -42,13 +42,13 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
     answer = client.resolve("digits", "l4")
     assert [candidate.entry.unit for candidate in answer.candidates] == ["l4 int8 tensorrt-rtx"]
     assert dict(answer.rejected)["sm_80 fp32 tensorrt-rtx"] == "built for sm_80; this is sm_89 (l4)"
-    strict = enginesmith.Client(published.uri, policy=Policy(proven_only=True))
-    assert strict.resolve("digits", enginesmith.Machine((8, 9), "l4")).candidates == ()
+    strict_client = enginesmith.Client(published.uri, policy=Policy(proven_only=True))
+    assert strict_client.resolve("digits", enginesmith.Machine((8, 9), "l4")).candidates == ()
     with pytest.raises(UnknownNameError, match="only proven engines"):
-        strict.pull("digits", tmp_path / "out", target="l4")
+        strict_client.pull("digits", tmp_path / "out", target="l4")
     messages: list[int] = []
-    pulled = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: messages.append(there))
-    assert pulled.origin == "registry" and messages == [pulled.path.stat().st_size]
+    engine = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: messages.append(there))
+    assert engine.origin == "registry" and messages == [engine.path.stat().st_size]
     assert client.pull("digits", tmp_path / "out", target="cpu").origin == "there"
     with pytest.raises(UnavailableError):
         enginesmith.Client(tmp_path / "absent").resolve("digits")
@@ -56,10 +56,10 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
 
 def test_the_onnx_model_is_the_last_resort(published: Store, tmp_path: Path) -> None:
     wants = enginesmith.Client(published.uri, policy=Policy(fallback="onnx"))
-    assert [one.entry.target for one in wants.resolve("digits", "l4").candidates] == ["l4", "onnx"]
-    pulled = wants.pull("digits", tmp_path / "out", target="h100")
-    assert pulled.path.read_bytes() == b"onnx" and pulled.path.name == "digits-1-onnx-fp32.onnx"
-    assert "FALLBACK" in str(pulled.warning) and pulled.engine.inputs[0].name == "image"
+    assert [candidate.entry.target for candidate in wants.resolve("digits", "l4").candidates] == ["l4", "onnx"]
+    pulled_engine = wants.pull("digits", tmp_path / "out", target="h100")
+    assert pulled_engine.path.read_bytes() == b"onnx" and pulled_engine.path.name == "digits-1-onnx-fp32.onnx"
+    assert "FALLBACK" in str(pulled_engine.warning) and pulled_engine.engine.inputs[0].name == "image"
     with pytest.raises(UnknownNameError):
         enginesmith.pull("digits", registry=published.uri, dest=tmp_path, target="h100")
     assert enginesmith.pull(

@@ -26,11 +26,11 @@ def blobs(store: Store, tmp_path: Path) -> list[Wanted]:
 
 
 def test_a_partial_download_belongs_to_one_process_and_its_lock_is_deleted(tmp_path: Path) -> None:
-    partial = tmp_path / "x.part"
-    with pull._lock_download(partial):
+    partial_path = tmp_path / "x.part"
+    with pull._lock_download(partial_path):
         (lock,) = tmp_path.iterdir()
-        with lock.open("ab") as other, pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock.open("ab") as other_file, pytest.raises(BlockingIOError):
+            fcntl.flock(other_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert not names_in(tmp_path)
 
 
@@ -60,29 +60,29 @@ def test_all_blobs_are_verified_and_the_listener_gets_their_sum(
 
 def test_at_most_the_limit_of_downloads_runs_at_once(store, blobs, monkeypatch):
     # The first ones wait for each other: one after the other they would wait in vain.
-    first, running, most = threading.Barrier(SIDE_BY_SIDE), set[str](), list[int]()
+    first_barrier, running_digests, max_counts = threading.Barrier(SIDE_BY_SIDE), set[str](), list[int]()
     open_before, lock = type(store).open_range, threading.Lock()
 
     @contextmanager
     def open_range(self: Store, digest: str, offset: int, size: int) -> Iterator[object]:
         with lock:
-            running.add(digest)
-            most.append(len(running))
-            waits = len(most) <= SIDE_BY_SIDE
+            running_digests.add(digest)
+            max_counts.append(len(running_digests))
+            waits = len(max_counts) <= SIDE_BY_SIDE
         if waits:
-            first.wait(timeout=PATIENCE_S)
+            first_barrier.wait(timeout=PATIENCE_S)
         with open_before(self, digest, offset, size) as fill:
             yield fill
         with lock:
-            running.discard(digest)
+            running_digests.discard(digest)
 
     monkeypatch.setattr(type(store), "open_range", open_range)
     BlobFetcher().fetch_all(store, blobs)
-    assert max(most) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in blobs] == CONTENTS
+    assert max(max_counts) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in blobs] == CONTENTS
 
 
 def test_a_failed_download_ends_the_others(store: Store, blobs: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
-    meters, spoilt, known_meters, meter = list[pull._Meter](), blobs[0], type(store).open_range, pull._Meter
+    meters, spoilt_blob, known_meters, meter = list[pull._Meter](), blobs[0], type(store).open_range, pull._Meter
 
     def note(*arguments: object) -> pull._Meter:
         meters.append(meter(*arguments))
@@ -90,15 +90,15 @@ def test_a_failed_download_ends_the_others(store: Store, blobs: list[Wanted], mo
 
     @contextmanager
     def open_range(self: Store, digest: str, offset: int, size: int) -> Iterator[object]:
-        if digest != spoilt.blob.digest:
+        if digest != spoilt_blob.blob.digest:
             assert meters[0].stopped.wait(PATIENCE_S)
         with known_meters(self, digest, offset, size) as fill:
             yield fill
 
     monkeypatch.setattr(pull, "_Meter", note)
     monkeypatch.setattr(type(store), "open_range", open_range)
-    flip(store, spoilt.blob.digest)
-    with pytest.raises(IntegrityError, match=spoilt.blob.digest):
+    flip(store, spoilt_blob.blob.digest)
+    with pytest.raises(IntegrityError, match=spoilt_blob.blob.digest):
         BlobFetcher().fetch_all(store, blobs)
     assert not any(item.dest.exists() for item in blobs)
 
@@ -106,9 +106,9 @@ def test_a_failed_download_ends_the_others(store: Store, blobs: list[Wanted], mo
 @on_each_store
 def test_existing_blobs_are_not_requested_again(store, blobs, monkeypatch):
     BlobFetcher().fetch_all(store, blobs[:3])
-    opened = count_opened(store, monkeypatch)
+    open_counts = count_opened(store, monkeypatch)
     BlobFetcher().fetch_all(store, blobs)
-    assert {*opened} == {item.blob.digest for item in blobs[3:]}
+    assert {*open_counts} == {item.blob.digest for item in blobs[3:]}
     assert names_in(blobs[0].dest.parent) == sorted(item.blob.digest for item in blobs)
 
 

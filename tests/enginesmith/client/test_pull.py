@@ -25,7 +25,7 @@ SM89 = parse_targets("sm_89")[0]
 @on_each_store
 def test_a_pulled_engine_has_all_that_a_server_needs(store: Store, dest: Path) -> None:
     entry = engine(store)
-    published = publish_engines(store, [entry, engine(store, "sm_89", status="unproven")])
+    published_manifest = publish_engines(store, [entry, engine(store, "sm_89", status="unproven")])
     pulled_engine = pull(store, DIGITS, CPU, dest)
     assert names_in(dest) == ["digits-1-cpu-fp32.json", "digits-1-cpu-fp32.onnx"]
     assert pulled_engine.path.read_bytes() == b"engine cpu fp32" and pulled_engine.warning is None
@@ -35,18 +35,18 @@ def test_a_pulled_engine_has_all_that_a_server_needs(store: Store, dest: Path) -
     assert document["outputs"][0]["name"] == "logits"
     assert document["profiles"][0]["inputs"][0] == ["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]
     assert (document["model"], document["version"], document["channel"], document["status"], document["manifest"]) == (
-        "digits", "1", "candidate", "proven", published.digest,
+        "digits", "1", "candidate", "proven", published_manifest.digest,
     )  # fmt: skip
 
 
 @on_each_store
 def test_pulling_again_copies_nothing_and_repairs_what_is_damaged(store: Store, dest: Path) -> None:
     publish_engines(store, [engine(store)])
-    first = pull(store, DIGITS, CPU, dest)
-    assert not first.cached and pull(store, DIGITS, CPU, dest).cached
-    first.path.write_bytes(b"damaged")
+    first_engine = pull(store, DIGITS, CPU, dest)
+    assert not first_engine.cached and pull(store, DIGITS, CPU, dest).cached
+    first_engine.path.write_bytes(b"damaged")
     assert not pull(store, DIGITS, CPU, dest).cached
-    assert first.path.read_bytes() == b"engine cpu fp32"
+    assert first_engine.path.read_bytes() == b"engine cpu fp32"
 
 
 def test_an_unproven_engine_has_a_warning_or_is_refused(store: Store, dest: Path) -> None:
@@ -60,17 +60,17 @@ def test_an_unproven_engine_has_a_warning_or_is_refused(store: Store, dest: Path
     blind = replace(pulled_engine.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
     message = replace(pulled_engine, resolution=replace(pulled_engine.resolution, chosen=blind)).warning
     assert message == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
-    random = replace(
+    random_engine = replace(
         pulled_engine, resolution=replace(pulled_engine.resolution, chosen=replace(blind, status=ON_RANDOM))
     )
-    assert str(random.warning).startswith("PROVEN ON RANDOM INPUTS: "), "the word that channels and reports have"
+    assert str(random_engine.warning).startswith("PROVEN ON RANDOM INPUTS: "), "the word that channels and reports have"
     channels.promote(store, manifest, "stable", proven_only=True)
-    for refuse in (
+    for refusing_function in (
         lambda: pull(store, DIGITS, SM89, dest / "b", proven_only=True),
         lambda: pull(store, Reference("digits", channel="stable"), SM89, dest / "b"),
     ):
         with pytest.raises(UnknownNameError, match="only proven engines"):
-            refuse()
+            refusing_function()
     assert not (dest / "b").exists()
     add_attestation(store, manifest, report(entry, "proven"))
     assert pull(store, Reference("digits", channel="stable"), SM89, dest).warning is None
@@ -105,8 +105,8 @@ def test_a_target_must_be_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.target_named("l4") == Target("l4", (8, 9), "l4")
     with pytest.raises(UnknownNameError, match="stands for several: sm_80, sm_86"):
         machine.target_named("ampere")
-    two = (GpuDevice(0, "NVIDIA L4", (8, 9)), GpuDevice(1, "Tesla T4", (7, 5)))
-    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: two)
+    second_devices = (GpuDevice(0, "NVIDIA L4", (8, 9)), GpuDevice(1, "Tesla T4", (7, 5)))
+    monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: second_devices)
     with pytest.raises(UnknownNameError, match="sm_75, sm_89"):
         machine.target_named("auto")
 
@@ -114,18 +114,18 @@ def test_a_target_must_be_unique(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_never_replaces_another_versions(store: Store, dest: Path) -> None:
     publish_engines(store, [engine(store)], version="1-2")
     publish_engines(store, [engine(store, data=b"other")], model="digits-1", version="2")
-    first = pull(store, DIGITS, CPU, dest)
+    first_engine = pull(store, DIGITS, CPU, dest)
     with pytest.raises(InputError, match=r"digits-1-2-cpu-fp32\.json belongs to digits@1-2; give another folder"):
         pull(store, Reference("digits-1"), CPU, dest)
-    assert first.path.read_bytes() == b"engine cpu fp32"
+    assert first_engine.path.read_bytes() == b"engine cpu fp32"
 
 
 def test_engines_of_two_backends_have_their_own_files(store: Store, dest: Path) -> None:
-    second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
-    second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
-    publish_engines(store, [engine(store), second])
+    second_engine = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
+    second_engine = replace(second_engine, report=store.put_bytes(canonical_json(report(second_engine).to_json())))
+    publish_engines(store, [engine(store), second_engine])
     result = Client(store.uri).pull_all("digits", dest, target="cpu")
-    assert {each.engine.backend for each in result} == {"onnxruntime", "xla"}
-    for each in result:
-        document = json.loads(each.description.read_bytes())
-        assert (document["file"], document["digest"]) == (each.path.name, each.engine.digest)
+    assert {item.engine.backend for item in result} == {"onnxruntime", "xla"}
+    for item in result:
+        document = json.loads(item.description.read_bytes())
+        assert (document["file"], document["digest"]) == (item.path.name, item.engine.digest)

@@ -98,9 +98,9 @@ def test_a_move_costs_as_much_under_a_trust_policy(store, client, tmp_path):
         if data == b"two":
             watch = watcher(client(trust=policy), tmp_path / "w")
             watch.once()
-            with store.counted() as idle:
+            with store.counted() as idle_count:
                 watch.once()
-            assert idle.keys == [f"UNCHANGED {CHANNEL}"]
+            assert idle_count.keys == [f"UNCHANGED {CHANNEL}"]
     with store.counted() as counts:
         assert watch.once().version == "3"
     assert counts.kinds == {"GET": 3}
@@ -141,8 +141,8 @@ def test_a_missing_registry_is_reported(client: Callable[..., Client], store: Co
 
 
 def test_a_download_detects_a_lost_engine_and_takes_the_next_one(client, store, tmp_path):
-    best = client().resolve("digits:stable", "cpu").candidates[0].entry
-    store.remove(blob_key(str(best.digest)))
-    pulled = client().pull("digits:stable", tmp_path / "engines", target="cpu")
-    assert pulled.engine.digest != best.digest and pulled.resolution.lost[0][0] == best.unit
+    best_entry = client().resolve("digits:stable", "cpu").candidates[0].entry
+    store.remove(blob_key(str(best_entry.digest)))
+    pulled_engine = client().pull("digits:stable", tmp_path / "engines", target="cpu")
+    assert pulled_engine.engine.digest != best_entry.digest and pulled_engine.resolution.lost[0][0] == best_entry.unit
     assert client().resolve("digits:stable", "cpu").lost  # which looks for every blob

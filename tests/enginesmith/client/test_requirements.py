@@ -36,9 +36,9 @@ def said(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
 
 
 def test_unknown_facts_refuse_nothing_and_are_reported() -> None:
-    unknown = Machine((9, 0), "h200")
-    assert unmet(TRT, unknown) is None
-    assert said(TRT, unknown) == (
+    unknown_machine = Machine((9, 0), "h200")
+    assert unmet(TRT, unknown_machine) is None
+    assert said(TRT, unknown_machine) == (
         "needs TensorRT 10.16.1.11; the version here is unknown",
         "needs driver >= 580; the driver here is unknown",
         "the GPU's memory is unknown",
@@ -55,13 +55,13 @@ def test_unknown_facts_refuse_nothing_and_are_reported() -> None:
 def test_a_ranking_gives_the_reason_of_each_rejection() -> None:
     model = EngineEntry(FALLBACK, "fp32", "onnxruntime", "unproven", "as exported")
     h100 = replace(TRT, target="h100", product="h100")
-    old = replace(TRT, toolchain={"tensorrt": "9.0"}, precision="int8")
-    portable = EngineEntry(PORTABLE, "fp16", "any", "proven")
-    portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
-    h100, trt, old, rtx = map(with_requirements, (h100, TRT, old, RTX))
-    entries = [model, portable, h100, trt, old, rtx]
+    old_trt = replace(TRT, toolchain={"tensorrt": "9.0"}, precision="int8")
+    portable_entry = EngineEntry(PORTABLE, "fp16", "any", "proven")
+    portable_entry = replace(portable_entry, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
+    h100, trt, old_trt, rtx = map(with_requirements, (h100, TRT, old_trt, RTX))
+    entries = [model, portable_entry, h100, trt, old_trt, rtx]
     ranking = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
-    assert [candidate.entry for candidate in ranking.candidates] == [trt, h100, portable, model]
+    assert [candidate.entry for candidate in ranking.candidates] == [trt, h100, portable_entry, model]
     assert "tuned for h100, another product of sm_90" in ranking.candidates[1].fit
     assert ranking.candidates[2].fit == "portable"
     assert dict(ranking.rejected) == {
@@ -70,9 +70,9 @@ def test_a_ranking_gives_the_reason_of_each_rejection() -> None:
     }
     assert ranking.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
     assert ranking.to_json()["machine"]["target"] == "h200"
-    nothing = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
+    empty_ranking = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
     with pytest.raises(UnknownNameError, match="unproven, and only proven"):
-        nothing.resolution()
+        empty_ranking.resolution()
 
 
 def test_this_machine_is_described_as_far_as_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -93,13 +93,13 @@ def test_this_machine_is_described_as_far_as_known(monkeypatch: pytest.MonkeyPat
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release\n")
     assert module.driver_version() == "580.65.06"
     monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", tuple)
-    here = this_kind().name
-    assert Machine.from_name() == Machine.from_name("cpu") == Machine(cpu=here) and Machine.from_name("l4") == Machine(
+    name = this_kind().name
+    assert Machine.from_name() == Machine.from_name("cpu") == Machine(cpu=name) and Machine.from_name("l4") == Machine(
         (8, 9), "l4"
     )
     monkeypatch.setattr(module, "_find_installed_version", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
     runtimes = (Runtime("onnxruntime", "1.30"),)
-    assert Machine.from_name("cpu").with_installed(runtimes) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
+    assert Machine.from_name("cpu").with_installed(runtimes) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=name)
     # What is installed here says nothing of another machine.
     assert Machine.from_name("avx2").with_installed(runtimes) == Machine(cpu="x86-64-v3")
 
@@ -109,19 +109,19 @@ PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
 
 
 def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
-    plus, trt = with_requirements(PLUS), with_requirements(TRT)
-    ranking = rank_engines((plus, trt), H200, Policy())
-    assert [candidate.entry for candidate in ranking.candidates] == [trt, plus]
-    other = ranking.candidates[1]
-    assert other.fit == "built for sm_80, and compatible with every generation from Ampere on"
-    assert other.remarks == ("proven on sm_80, and not tried on sm_90",)
-    alone = rank_engines(
+    entry, trt = with_requirements(PLUS), with_requirements(TRT)
+    ranking = rank_engines((entry, trt), H200, Policy())
+    assert [candidate.entry for candidate in ranking.candidates] == [trt, entry]
+    other_candidate = ranking.candidates[1]
+    assert other_candidate.fit == "built for sm_80, and compatible with every generation from Ampere on"
+    assert other_candidate.remarks == ("proven on sm_80, and not tried on sm_90",)
+    single_ranking = rank_engines(
         (with_requirements(replace(PLUS, options={"hardware_compatibility": "none"})),), H200, Policy()
     )
-    assert alone.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
+    assert single_ranking.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
     portable = replace(PLUS, target=PORTABLE, compute_capability=None, backend="xla")
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
-    assert [each.entry for each in rank_engines((portable, plus), H200, Policy()).candidates] == [plus, portable]
+    assert [item.entry for item in rank_engines((portable, entry), H200, Policy()).candidates] == [entry, portable]
     fp8 = with_requirements(replace(PLUS, precision="fp8", target="sm_90", compute_capability=(9, 0)))
     ada = replace(H200, compute_capability=(8, 9), product=None)
     (candidate,) = rank_engines((fp8,), ada, Policy()).candidates
@@ -130,13 +130,13 @@ def test_a_compatible_engine_serves_other_generations_after_those_built_for_them
 
 
 def test_a_proof_is_not_valid_on_another_generation() -> None:
-    plus = with_requirements(PLUS)
-    ranking = rank_engines((plus,), H200, Policy(proven_only=True))
+    plus_entry = with_requirements(PLUS)
+    ranking = rank_engines((plus_entry,), H200, Policy(proven_only=True))
     assert ranking.candidates == ()
     assert ranking.rejected == (
         ("sm_80 fp16 tensorrt", "proven on sm_80 and not on sm_90, and only proven engines may be used"),
     )
-    assert rank_engines((plus,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
+    assert rank_engines((plus_entry,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
 
 
 def test_another_product_gives_a_remark_unless_built_for() -> None:
@@ -162,7 +162,7 @@ def test_installed_versions_are_looked_up_only_for_this_machine(monkeypatch: pyt
         monkeypatch.setattr(module, "_find_installed_version", versions.get)
         ranks = rank_engines((with_requirements(entry),), Machine(here=True), Policy())
         assert ranks.machine.runtimes == versions
-        return dict(ranks.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in ranks.candidates] or [()])
+        return dict(ranks.rejected).get(entry.unit, ""), "; ".join(*[item.remarks for item in ranks.candidates] or [()])
 
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
     flags = cpu_kinds._ADDED["x86-64-v2"] | cpu_kinds._ADDED["x86-64-v3"]
@@ -179,6 +179,6 @@ def test_an_unproven_engine_with_an_old_driver_names_the_driver() -> None:
     """A proof could not be made there, whatever is validated."""
     for entry, machine in ((TRT, H200), (RTX, L4)):
         engine = replace(with_requirements(entry), status="unproven", reason="no such GPU here")
-        old = replace(machine, driver="470.57")
-        assert rejection(engine, old, Policy(proven_only=True)) == "needs driver >= 580, found 470.57"
+        old_machine = replace(machine, driver="470.57")
+        assert rejection(engine, old_machine, Policy(proven_only=True)) == "needs driver >= 580, found 470.57"
         assert str(rejection(engine, machine, Policy(proven_only=True))).startswith("unproven, and only proven")

@@ -60,10 +60,10 @@ def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
 
 @pytest.mark.parametrize("target", ["sm_89", "cpu"])
 def test_without_evidence_of_speed_the_more_accurate_comes_first(target: str) -> None:
-    where, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
-    for index, best in enumerate(order):
-        resolution = resolve([entry(target, precision) for precision in reversed(order[index:])], where)
-        assert resolution.chosen.precision == best
+    target_place, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
+    for index, best_entry in enumerate(order):
+        resolution = resolve([entry(target, precision) for precision in reversed(order[index:])], target_place)
+        assert resolution.chosen.precision == best_entry
         assert len(order) - index < 2 or f"more accurate than {target} {order[index + 1]} any" in resolution.why
 
 
@@ -122,8 +122,8 @@ def test_the_reason_names_the_engine_it_was_preferred_to() -> None:
     resolution = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
     assert resolution.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
     assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only engine that fits"
-    many = resolve([replace(entry("cpu"), backend=f"b{n}") for n in range(6)], CPU)
-    assert "and 2 more" in many.why
+    many_path = resolve([replace(entry("cpu"), backend=f"b{n}") for n in range(6)], CPU)
+    assert "and 2 more" in many_path.why
 
 
 NAMES = ["cpu", PORTABLE, "l4", "l40s", *(generation.sm for generation in GENERATIONS)]
@@ -149,12 +149,12 @@ def test_an_engine_that_does_not_fit_is_never_chosen(entries, name, proven_only,
         assert not [e for e in entries if e.status == "proven" and e.compute_capability == target.compute_capability
                     and e.target != PORTABLE]  # fmt: skip
         return
-    best = resolution.chosen
-    assert best.status == "proven" or (best.status == "unproven" and not proven_only)
-    assert best.compute_capability == target.compute_capability or best.target == PORTABLE
+    best_chosen = resolution.chosen
+    assert best_chosen.status == "proven" or (best_chosen.status == "unproven" and not proven_only)
+    assert best_chosen.compute_capability == target.compute_capability or best_chosen.target == PORTABLE
     assert len(resolution.ranked) + len(resolution.rejected) == len(entries)
     random.shuffle(entries)
-    assert resolve(entries, target, proven_only=proven_only).chosen == best
+    assert resolve(entries, target, proven_only=proven_only).chosen == best_chosen
 
 
 V3, VNNI = Machine(cpu="x86-64-v3"), Machine(cpu="x86-64-v4-vnni")
@@ -185,20 +185,20 @@ def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
     assert rank_engines([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
     result = rank_engines([engine], V3, Policy()).candidates[0]
     assert result.entry.status == "unproven" and result.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
-    refused = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
-    assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
+    refusals = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
+    assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refusals["cpu int8 onnxruntime"]
     assert rank_engines([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
 
 
 def test_engines_proven_on_this_kind_of_cpu_rank_first() -> None:
-    foreign = on_cpus("int8", v4_vnni="proven")
-    attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
+    foreign_entry = on_cpus("int8", v4_vnni="proven")
+    entry = on_cpus("fp32", v4_vnni="proven", v3="proven")
     own = on_cpus("fp16", "x86-64-v3", v3="proven")
-    order = [item.entry.precision for item in rank_engines([foreign, attested, own], V3, Policy()).candidates]
+    order = [item.entry.precision for item in rank_engines([foreign_entry, entry, own], V3, Policy()).candidates]
     assert order == ["fp32", "fp16", "int8"]
-    accurate = on_cpus("fp32", v4_vnni="proven")
+    accurate_entry = on_cpus("fp32", v4_vnni="proven")
     own_int8 = on_cpus("int8", "x86-64-v3", v3="proven")
-    assert rank_engines([accurate, own_int8], V3, Policy()).candidates[0].entry.precision == "int8"
+    assert rank_engines([accurate_entry, own_int8], V3, Policy()).candidates[0].entry.precision == "int8"
 
 
 def spread(
@@ -217,16 +217,16 @@ def rank_timed(engines: list[JudgedEntry], *speeds: MeasuredSpeed | None) -> tup
 
 def test_a_measurably_faster_engine_comes_first_with_the_ratio() -> None:
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
-    order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(3.0))
+    order, reason = rank_timed(engines, spread(2.0), spread(1.0), spread(3.0))
     assert order == ["fp16", "fp32", "int8"]
-    assert why.endswith(
+    assert reason.endswith(
         "the fastest on this kind of machine: cpu fp32 onnxruntime takes 2.00 times as long, "
         "cpu int8 onnxruntime takes 3.00 times as long"
     )
-    order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(1.05))
+    order, reason = rank_timed(engines, spread(2.0), spread(1.0), spread(1.05))
     assert order == ["fp16", "int8", "fp32"]
-    assert "faster on this kind of machine: cpu fp32 onnxruntime takes 2.00 times as long" in why
-    assert why.endswith("more accurate than cpu int8 onnxruntime (not shown to be faster on this kind of machine)")
+    assert "faster on this kind of machine: cpu fp32 onnxruntime takes 2.00 times as long" in reason
+    assert reason.endswith("more accurate than cpu int8 onnxruntime (not shown to be faster on this kind of machine)")
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def test_a_measurably_faster_engine_comes_first_with_the_ratio() -> None:
 )
 def test_with_overlapping_intervals_the_more_accurate_comes_first(speeds: tuple[MeasuredSpeed, ...]) -> None:
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
-    order, why = rank_timed(engines, *speeds)
+    order, reason = rank_timed(engines, *speeds)
     assert order[0] == "fp32"
-    assert "more accurate than cpu" in why and "times as long" not in why
+    assert "more accurate than cpu" in reason and "times as long" not in reason
 
 
 def test_measurements_of_a_busy_machine_rank_and_are_marked() -> None:

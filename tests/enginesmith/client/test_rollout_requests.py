@@ -30,51 +30,51 @@ def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
 def test_a_rollout_costs_a_reached_node_two_more_requests_and_a_report(tmp_path):
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
-    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
-    mine, other = watcher(store, tmp_path / "a", "canary"), watcher(store, tmp_path / "b")
-    for watch in (mine, other):
+    second_manifest = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    own_watcher, other_watcher = watcher(store, tmp_path / "a", "canary"), watcher(store, tmp_path / "b")
+    for watch in (own_watcher, other_watcher):
         watch.once()
     plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (0, 60), Gates())
-    operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+    operations.start(store, second_manifest, "stable", plan, operations.Operator("ada", NOW))
     with store.counted() as counts:
-        other.once()
+        other_watcher.once()
     assert counts.keys == [f"GET {CHANNEL}"] and counts.received < 2048
     with store.counted() as counts:
-        mine.once()
+        own_watcher.once()
     channel = read_channel(store, "digits", "stable")
     assert channel is not None and channel.rollout is not None
     snapshot = blob_key(channel.snapshots[channel.rollout.manifest])
     kinds = [key.split(" ")[0] for key in counts.keys]
     assert counts.keys[:2] == [f"GET {CHANNEL}", f"GET {snapshot}"] and kinds == ["GET", "GET", "GET", "PUT"]
     with store.counted() as counts:
-        mine.once()
-        other.once()
+        own_watcher.once()
+        other_watcher.once()
     assert counts.keys == [f"UNCHANGED {CHANNEL}"] * 2
     advance(store, "digits", "stable")
     with store.counted() as counts:
-        mine.once()  # it has what the next wave brings to the others
+        own_watcher.once()  # it has what the next wave brings to the others
     assert counts.keys == [f"GET {CHANNEL}"]
 
 
 def test_outside_rollouts_a_report_costs_two_requests_and_an_idle_poll_none(tmp_path):
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
-    mine = watcher(store, tmp_path)
+    own_watcher = watcher(store, tmp_path)
     with store.counted() as counts:
-        mine.once()
+        own_watcher.once()
     key = report_key("digits", "stable", OUTSIDE, "n1")
     assert counts.keys[-2:] == [f"GET {key}", f"PUT {key}"]
     with store.counted() as counts:
-        mine.once()
+        own_watcher.once()
     assert counts.keys == [f"UNCHANGED {CHANNEL}"]
 
 
 def test_requests_of_a_controllers_poll(tmp_path: Path) -> None:
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
-    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    second_manifest = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
     plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (60, 60), Gates())
-    operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+    operations.start(store, second_manifest, "stable", plan, operations.Operator("ada", NOW))
     watcher(store, tmp_path / "a", "canary").once()
     with store.counted() as counts:
         advance(store, "digits", "stable")

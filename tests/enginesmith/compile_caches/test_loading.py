@@ -81,11 +81,11 @@ def pulled(store: Store, dest: Path, policy: Policy = UNSIGNED) -> Pulled:
 
 def test_an_untrusted_cache_is_neither_pulled_nor_read(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark)
-    usual = pulled(store, tmp_path / "usual", Policy())
-    assert not usual.attachments and "is code, and its signature was not checked" in usual.left_out[0][1]
+    usual_engine = pulled(store, tmp_path / "usual", Policy())
+    assert not usual_engine.attachments and "is code, and its signature was not checked" in usual_engine.left_out[0][1]
     assert not (tmp_path / "usual" / "attachments").exists()
     with pytest.raises(InputError, match=r"has no compile cache: .* is code"):
-        warm_start(usual, allow_unsigned=True)
+        warm_start(usual_engine, allow_unsigned=True)
     result = pulled(store, tmp_path / "dest")
     for inputs in (result, *result.attachments, result.attachments[0].description):
         with pytest.raises(UntrustedError, match=r"is code .* allow_unsigned=True"):
@@ -104,9 +104,9 @@ def test_a_signature_that_a_policy_requires_suffices(store: Store, tmp_path: Pat
     add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
     result = pulled(store, tmp_path / "dest", policy)
     assert result.attachments[0].signed_by == ("release",)
-    warm = warm_start(result)
-    assert os.environ[FOLDER_VARIABLE] == str(warm.folder)
-    assert warm.folder.parent.stat().st_mode & 0o077 == 0  # others may not write code there
+    start = warm_start(result)
+    assert os.environ[FOLDER_VARIABLE] == str(start.folder)
+    assert start.folder.parent.stat().st_mode & 0o077 == 0  # others may not write code there
     assert not mark.exists()  # only torch reads a graph, when it looks for one
 
 
@@ -159,8 +159,8 @@ def test_engines_and_other_attachments_are_no_caches(store: Store, tmp_path: Pat
     (tmp_path / "words.txt").write_text("one two")
     attach(store, manifest, tmp_path / "words.txt", "vocabulary")
     result = pulled(store, tmp_path / "dest", Policy())
-    other = result.attachments[0]
-    for inputs in (result, result.description, result.path, other, other.description, tmp_path / "none.json"):
+    attachment = result.attachments[0]
+    for inputs in (result, result.description, result.path, attachment, attachment.description, tmp_path / "none.json"):
         with pytest.raises(InputError, match="compile cache"):
             warm_start(inputs, allow_unsigned=True)
 
@@ -197,10 +197,10 @@ def test_a_process_knows_its_start_time(tmp_path, monkeypatch):
     """The system's own times of starts may be off by a second."""
     commands: list[list[str]] = []
     monkeypatch.setattr(loading.subprocess, "run", lambda command, **_: commands.append(command) or sys.exit())
-    before = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(SystemExit):
         measure_start("net:build", tmp_path / "net.cache")
-    assert before <= float(commands[0][-1]) <= time.monotonic()
+    assert start_s <= float(commands[0][-1]) <= time.monotonic()
 
 
 @pytest.mark.slow
@@ -212,22 +212,22 @@ def test_a_process_with_a_cache_compiles_nothing_and_is_measured(tmp_path, monke
     assert result.compiled_again == 0 and 0 < result.to_json()["warm_of_cold"] < 1
     requires = read_requirements(cache)
     assert requires[0] == Cpu("cpu", this_kind().name) and requires[-1] == Installation(FACTS)
-    before = cache.read_bytes()
+    data_before = cache.read_bytes()
     (tmp_path / "net.py").write_text(NET.format(factor=3))
     assert measure_start("net:build", cache).compiled_again > 0, "the cache is of another model"
-    assert cache.read_bytes() == before
+    assert cache.read_bytes() == data_before
 
 
 def test_equal_files_give_equal_cache_bytes_without_locks(tmp_path: Path) -> None:
     for name in ("ab/kernel.main.so", "locks/kernel.lock"):
         (tmp_path / "inductor" / name).parent.mkdir(parents=True)
         (tmp_path / "inductor" / name).write_bytes(name.encode())
-    first, second = tmp_path / "first.cache", tmp_path / "second.cache"
-    pack(tmp_path / "inductor", (Cpu("cpu", "arm64"),), first)
-    folder = open_cache(first, digest_of_file(first)).folder
+    first_path, second_path = tmp_path / "first.cache", tmp_path / "second.cache"
+    pack(tmp_path / "inductor", (Cpu("cpu", "arm64"),), first_path)
+    folder = open_cache(first_path, digest_of_file(first_path)).folder
     assert [str(file.relative_to(folder)) for file in folder.rglob("*.*")] == ["ab/kernel.main.so"]
-    pack(folder, read_requirements(first), second)
-    assert first.read_bytes() == second.read_bytes()
+    pack(folder, read_requirements(first_path), second_path)
+    assert first_path.read_bytes() == second_path.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["cut", "no requirements", "method"])

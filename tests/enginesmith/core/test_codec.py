@@ -60,8 +60,8 @@ def test_a_value_survives_json_with_its_types() -> None:
 
 @given(st.lists(st.floats(), max_size=4).map(tuple))
 def test_every_float_survives(values: tuple[float, ...]) -> None:
-    read = decode(json.loads(json.dumps(encode(Inner(values)), allow_nan=False)), Inner).values
-    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(read, values, strict=True))
+    loaded_values = decode(json.loads(json.dumps(encode(Inner(values)), allow_nan=False)), Inner).values
+    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(loaded_values, values, strict=True))
 
 
 def test_the_values_of_the_pipeline_survive() -> None:

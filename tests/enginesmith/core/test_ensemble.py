@@ -25,9 +25,9 @@ def test_every_value_is_computed_before_its_use(drawn: list[tuple[bool, list[int
     """Nodes take from those drawn before them alone, whose names sort after theirs: an order exists."""
     graphs: dict[str, dict[str, str]] = {}
     functions: dict[str, dict[str, str]] = {}
-    for at, (is_graph, takes) in enumerate(drawn):
-        sources = {f"i{giver}": f"n{9 - giver}.o" for giver in takes if giver < at}
-        (graphs if is_graph else functions)[f"n{9 - at}"] = sources
+    for index, (is_graph, takes) in enumerate(drawn):
+        sources = {f"i{giver}": f"n{9 - giver}.o" for giver in takes if giver < index}
+        (graphs if is_graph else functions)[f"n{9 - index}"] = sources
     order = list(order_nodes(graphs, functions))
     assert sorted(order) == sorted([*graphs, *functions])
     assert [name for name in order if name in graphs] == list(graphs)

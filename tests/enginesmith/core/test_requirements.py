@@ -115,8 +115,8 @@ def test_each_requirement_is_met_unmet_or_unknown_with_the_reason(requirement, m
 
 @pytest.mark.parametrize(("here", "state"), [("1.30", "unmet"), ("1.31.1", "met"), ("1.32", "met")])
 def test_a_remark_rejects_nothing_and_appears_for_every_other_version(here: str, state: str) -> None:
-    saved = Runtime("ort", "1.31.1", loads=(("1.31.1", ""),), strict=False, remark="saved by ort")
-    (result,) = evaluate((saved,), Machine(runtimes={"ort": here}))
+    saved_runtime = Runtime("ort", "1.31.1", loads=(("1.31.1", ""),), strict=False, remark="saved by ort")
+    (result,) = evaluate((saved_runtime,), Machine(runtimes={"ort": here}))
     assert (result.state, result.rules_out) == (state, False)
     assert result.words == ("" if here == "1.31.1" else f"saved by ort 1.31.1; {here} is here")
 
@@ -137,8 +137,8 @@ def test_only_required_distributions_are_looked_up(monkeypatch) -> None:
     expected = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), LIBRARY)
     machine = Machine(runtimes={"known": "1"}, here=True).with_installed(expected)
     assert machine.runtimes == {"known": "1", "b": "2"} and requests == ["a", "b"]
-    there = Machine()
-    assert there.with_installed(expected) is there
+    other_machine = Machine()
+    assert other_machine.with_installed(expected) is other_machine
 
 
 @pytest.mark.parametrize("name", ["cpu", "x86-64-v3", "l4", "sm_120"])
@@ -166,12 +166,12 @@ version = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda parts:
 
 @given(version, version)
 def test_versions_are_compared_in_their_common_parts(built: str, here: str) -> None:
-    later = judge(Runtime("x", built, loads=((built, ""),)), Machine(runtimes={"x": here}))
+    judgement = judge(Runtime("x", built, loads=((built, ""),)), Machine(runtimes={"x": here}))
     count = min(len(numbers(built)), len(numbers(here)))
-    assert (later.state == "met") is (numbers(built)[:count] <= numbers(here)[:count])
+    assert (judgement.state == "met") is (numbers(built)[:count] <= numbers(here)[:count])
     assert same_version(built, here) is (numbers(built)[:count] == numbers(here)[:count])
     same = judge(Runtime("x", built), Machine(runtimes={"x": here}))
-    assert later.state == "met" or same.state == "unmet"  # what the very version opens, a range from it on does
+    assert judgement.state == "met" or same.state == "unmet"  # what the very version opens, a range from it on does
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
@@ -185,11 +185,11 @@ capability = st.tuples(st.integers(0, 30), st.integers(0, 9))
 
 @given(capability, capability)
 def test_each_wider_match_includes_the_narrower_one(built: tuple[int, int], here: tuple[int, int]) -> None:
-    exact, family, least = (
+    is_exact, family, is_least = (
         judge(Gpu("x", built, match), Machine(here)).state == "met" for match in ("exact", "family", "at_least")
     )
-    assert exact <= family <= least
-    assert not (exact and here != built) and not (family and here[0] != built[0]) and not (least and here < built)
+    assert is_exact <= family <= is_least
+    assert not (is_exact and here != built) and not (family and here[0] != built[0]) and not (is_least and here < built)
 
 
 EVERY: tuple[Requirement, ...] = (

@@ -25,6 +25,6 @@ def test_control_characters_are_shown_as_escapes(text: str, shown: str) -> None:
 @given(st.text(st.characters(), max_size=40))
 def test_no_invisible_character_remains_and_json_keeps_its_meaning(text: str) -> None:
     assert all(char.isprintable() or char in "\n\t" or char.isspace() for char in visible(text))
-    written = visible_json(json.dumps(text, ensure_ascii=False))
-    assert json.loads(written) == text
-    assert not any(0x7F <= ord(char) <= 0x9F or ord(char) < 0x20 for char in written)
+    written_text = visible_json(json.dumps(text, ensure_ascii=False))
+    assert json.loads(written_text) == text
+    assert not any(0x7F <= ord(char) <= 0x9F or ord(char) < 0x20 for char in written_text)

@@ -26,9 +26,9 @@ VARIABLE = "ENGINESMITH_CRDS"
 
 
 def deployment(store: Store, **how: Any) -> Deployment:
-    published = publish_engines(store, [plan(store, "l4"), cpu_engine(store, 1)])
+    manifest = publish_engines(store, [plan(store, "l4"), cpu_engine(store, 1)])
     how = {"image": IMAGE, "registry": "s3://models/registry", "options": (("target", "l4"),), **how}
-    return Deployment(published.manifest, published.manifest.engines[0], Machine.from_name("l4"), **how)
+    return Deployment(manifest.manifest, manifest.manifest.engines[0], Machine.from_name("l4"), **how)
 
 
 def strict(schema: Any) -> Any:
@@ -50,7 +50,7 @@ def validator_of(kind: str, version: str) -> jsonschema.Draft202012Validator:
     folder = os.environ.get(VARIABLE)
     for path in Path(folder).rglob(f"serving.kserve.io_{kind.lower()}s.yaml") if folder else ():
         crd = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        (result,) = (each for each in crd["spec"]["versions"] if each["name"] == version and each["served"])
+        (result,) = (item for item in crd["spec"]["versions"] if item["name"] == version and item["served"])
         schema = strict(result["schema"]["openAPIV3Schema"])
         schema["properties"]["metadata"] = {"type": "object"}
         return jsonschema.Draft202012Validator(schema)
@@ -127,9 +127,9 @@ def test_the_command_answers_like_kserve_requires(store: Store, tmp_path: Path, 
     assert names_in(tmp_path / "two") == ["letters-1-cpu-fp32.json", "letters-1-cpu-fp32.onnx"]
     assert run("initialize", "enginesmith://digits?target=l4", dest[0], "--registry", store.uri) == 2
     assert "has no engine for sm_89" in capsys.readouterr().err
-    wrong = "enginesmith://digits?target=cpu&max-batch-size=few"
-    assert run("initialize", wrong, dest[0], "--registry", store.uri) == 2
-    assert f"error: {wrong!r}: Invalid value for '--max-batch-size'" in capsys.readouterr().err
+    wrong_text = "enginesmith://digits?target=cpu&max-batch-size=few"
+    assert run("initialize", wrong_text, dest[0], "--registry", store.uri) == 2
+    assert f"error: {wrong_text!r}: Invalid value for '--max-batch-size'" in capsys.readouterr().err
     assert run("initialize", "enginesmith://digits", "--registry", store.uri) == 2
     assert "has no folder" in capsys.readouterr().err
 

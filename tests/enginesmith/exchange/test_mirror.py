@@ -35,8 +35,8 @@ def publish(store: Store, content: str = "a") -> Manifest:
 @on_each_store
 @pytest.mark.parametrize("back", [False, True], ids=["into a folder", "out of a folder"])
 def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bool) -> None:
-    other = open_store(tmp_path / "other", create=True)
-    source, dest = (other, store) if back else (store, other)
+    other_store = open_store(tmp_path / "other", create=True)
+    source, dest = (other_store, store) if back else (store, other_store)
     manifest = publish(source)
     channels.promote(source, manifest, "stable", why="good")
     copy = mirror(source, [parse_reference("digits:stable")], dest, with_channels=True, by="ada")
@@ -50,9 +50,9 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
     pulled_engine = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
     assert pulled_engine.path.read_bytes() == b"a" * 9
-    before = set(dest.list())
-    again = mirror(source, [parse_reference("digits@1")], dest)
-    assert (again.copied, again.present, set(dest.list())) == (0, blobs, before)
+    names_before = set(dest.list())
+    second_mirror = mirror(source, [parse_reference("digits@1")], dest)
+    assert (second_mirror.copied, second_mirror.present, set(dest.list())) == (0, blobs, names_before)
 
 
 def test_a_mirror_killed_at_any_call_can_continue(tmp_path: Path) -> None:
@@ -81,27 +81,27 @@ def test_damaged_blobs_are_not_copied(store: Store, tmp_path: Path) -> None:
 def test_another_version_of_that_name_stays(store: Store, tmp_path: Path) -> None:
     dest = open_store(tmp_path / "other", create=True)
     publish(store, "a")
-    theirs = publish(dest, "b")
-    before = set(dest.list())
+    their_manifest = publish(dest, "b")
+    names_before = set(dest.list())
     with pytest.raises(ConflictError, match="has another digits@1"):
         mirror(store, [parse_reference("digits")], dest)
-    assert locate(dest, parse_reference("digits")).manifest == theirs and set(dest.list()) == before
+    assert locate(dest, parse_reference("digits")).manifest == their_manifest and set(dest.list()) == names_before
     with pytest.raises(InputError, match="is the registry itself"):
         mirror(store, [parse_reference("digits")], store)
 
 
 def test_channels_move_with_their_evidence_under_the_other_sites_policy(store: Store, tmp_path: Path) -> None:
-    one, two = publish(store, "a"), publish(store, "b")
-    channels.promote(store, one, "stable")
-    result = passed(store, two, one)
-    channels.promote(store, two, "stable", canaries=[result])
+    first_manifest, second_manifest = publish(store, "a"), publish(store, "b")
+    channels.promote(store, first_manifest, "stable")
+    result = passed(store, second_manifest, first_manifest)
+    channels.promote(store, second_manifest, "stable", canaries=[result])
     dest = open_store(tmp_path / "other", create=True)
     policies.write(dest, None, "stable", ChannelPolicy(canary=True))
     mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)
-    stable = channel_state.read_channel(dest, "digits", "stable")
-    assert dest.has(result.report) and stable is not None and stable.move.canary == (result.report,)
+    stable_channel = channel_state.read_channel(dest, "digits", "stable")
+    assert dest.has(result.report) and stable_channel is not None and stable_channel.move.canary == (result.report,)
     policies.write(dest, None, "stable", ChannelPolicy(("sm_90",)))
-    third = publish(store, "c")
-    channels.promote(store, third, "stable")
+    third_manifest = publish(store, "c")
+    channels.promote(store, third_manifest, "stable")
     with pytest.raises(InputError, match="needs a proven engine for sm_90"):
         mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)

@@ -49,8 +49,8 @@ def check(root: Path) -> list[dict[str, Any]]:
         document = read(root, item)
         if item["mediaType"] == "application/vnd.oci.image.index.v1+json":
             assert document["schemaVersion"] == 2 and document["mediaType"] == item["mediaType"]
-            for inner in document["manifests"]:
-                check_image(root, inner)
+            for inner_manifest in document["manifests"]:
+                check_image(root, inner_manifest)
         else:
             check_image(root, item)
             paths.append(item)
@@ -121,10 +121,10 @@ def test_the_same_engines_give_the_same_bytes_and_layouts_grow(store: Store, tmp
     publish(store, model="other")
     exported(store, tmp_path / "a")
     exported(store, tmp_path / "b")
-    first = everything(tmp_path / "a")
-    assert first == everything(tmp_path / "b")
+    first_objects = everything(tmp_path / "a")
+    assert first_objects == everything(tmp_path / "b")
     exported(store, tmp_path / "a")
-    assert everything(tmp_path / "a") == first
+    assert everything(tmp_path / "a") == first_objects
     exported(store, tmp_path / "a", "other")
     assert len(check(tmp_path / "a")) == 4
 
@@ -173,8 +173,8 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
     inspection = json.loads(skopeo("inspect", f"oci:{tmp_path / 'out'}:digits-1-l4-int8-tensorrt-rtx"))
     assert inspection["Labels"]["io.enginesmith.compute-capability"] == "8.9"
     assert inspection["Os"] == "linux" and len(inspection["Layers"]) == 1
-    raw = json.loads(skopeo("inspect", "--raw", f"oci:{tmp_path / 'out'}:digits-1"))
-    assert len(raw["manifests"]) == 2
+    raw_document = json.loads(skopeo("inspect", "--raw", f"oci:{tmp_path / 'out'}:digits-1"))
+    assert len(raw_document["manifests"]) == 2
     skopeo(
         "copy", "--all", "--preserve-digests", f"oci:{tmp_path / 'out'}:digits-1", f"oci:{tmp_path / 'copy'}:digits-1"
     )

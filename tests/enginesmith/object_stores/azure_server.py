@@ -29,10 +29,10 @@ def signature() -> str:
         from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
     except ImportError:
         return ""
-    everything = ResourceTypes(service=True, container=True, object=True)
-    allowed = AccountSasPermissions(read=True, write=True, delete=True, list=True, add=True, create=True)
-    until = datetime.now(UTC) + timedelta(days=1)
-    return generate_account_sas(ACCOUNT, KEY, everything, allowed, until, protocol="https,http")
+    all_types = ResourceTypes(service=True, container=True, object=True)
+    allowed_permissions = AccountSasPermissions(read=True, write=True, delete=True, list=True, add=True, create=True)
+    end_time = datetime.now(UTC) + timedelta(days=1)
+    return generate_account_sas(ACCOUNT, KEY, all_types, allowed_permissions, end_time, protocol="https,http")
 
 
 def program() -> list[str] | None:
@@ -46,8 +46,8 @@ def program() -> list[str] | None:
 def serving(container: str) -> Iterator[str]:
     command = program()
     assert command is not None, "look with program() first"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free_server:
+        port = free_server.getsockname()[1]
     command += ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--silent"]
     command += ["--skipApiVersionCheck", "--disableTelemetry"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:

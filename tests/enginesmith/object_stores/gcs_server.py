@@ -82,9 +82,9 @@ class Objects:
 
     def store(self, about: dict[str, object], query: dict[str, str], data: bytes) -> dict[str, object]:
         name = str(about.get("name") or query.get("name"))
-        stated = about.get("md5Hash")
-        if stated and stated != base64.b64encode(hashlib.md5(data).digest()).decode():
-            raise RefusedError(400, f'Provided MD5 hash "{stated}" doesn\'t match calculated MD5 hash.')
+        stated_digest = about.get("md5Hash")
+        if stated_digest and stated_digest != base64.b64encode(hashlib.md5(data).digest()).decode():
+            raise RefusedError(400, f'Provided MD5 hash "{stated_digest}" doesn\'t match calculated MD5 hash.')
         self.check(name, query)
         self.clock += 1
         self.objects[name] = Stored(data, self.clock, dict(about.get("metadata") or {}))  # type: ignore[call-overload]
@@ -92,17 +92,17 @@ class Objects:
 
     def listing(self, query: dict[str, str]) -> dict[str, object]:
         prefix, delimiter, after = (query.get(name, "") for name in ("prefix", "delimiter", "pageToken"))
-        items, folders, last = [], [], ""
+        items, folders, last_entry = [], [], ""
         for name in sorted(self.objects):
             if not name.startswith(prefix):
                 continue
-            inner = name[len(prefix) :]
-            entry = prefix + inner.partition("/")[0] + "/" if delimiter and "/" in inner else name
+            inner_name = name[len(prefix) :]
+            entry = prefix + inner_name.partition("/")[0] + "/" if delimiter and "/" in inner_name else name
             if entry <= after:
                 continue
             if len(items) + len(folders) == min(self.page_size, int(query.get("maxResults", self.page_size))):
-                return {"kind": "storage#objects", "items": items, "prefixes": folders, "nextPageToken": last}
-            last = after = entry
+                return {"kind": "storage#objects", "items": items, "prefixes": folders, "nextPageToken": last_entry}
+            last_entry = after = entry
             folders.append(entry) if entry != name else items.append(self.objects[name].resource(name))
         return {"kind": "storage#objects", "items": items, "prefixes": folders}
 
@@ -163,10 +163,10 @@ class Handler(BaseHTTPRequestHandler):
         raise RefusedError(501, "not here")
 
     def rewrite(self, source: str, dest: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-        stored = self.store.find(source)
+        stored_object = self.store.find(source)
         self.store.check(source, query, "ifSourceGenerationMatch")
-        object_facts = self.store.store({"name": dest, "metadata": stored.metadata}, {}, stored.data)
-        size = str(len(stored.data))
+        object_facts = self.store.store({"name": dest, "metadata": stored_object.metadata}, {}, stored_object.data)
+        size = str(len(stored_object.data))
         return _json({"done": True, "resource": object_facts, "objectSize": size, "totalBytesRewritten": size})
 
     def media(self, stored: Stored, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
@@ -185,18 +185,18 @@ class Handler(BaseHTTPRequestHandler):
     def begin(self, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         if query["uploadType"] == "multipart":
             head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
-            first, _ = BytesParser().parsebytes(head + body).get_payload()  # type: ignore[misc]
-            about = json.loads(first.get_payload(decode=True))  # type: ignore[union-attr]
+            first_part, _ = BytesParser().parsebytes(head + body).get_payload()  # type: ignore[misc]
+            document = json.loads(first_part.get_payload(decode=True))  # type: ignore[union-attr]
             # The parser takes line ends apart: the bytes are cut out by hand.
             boundary = self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
             data = body.split(b"--" + boundary)[2].partition(b"\r\n\r\n")[2][:-2]
-            return _json(self.store.store(about, query, data))
+            return _json(self.store.store(document, query, data))
         self.store.check(json.loads(body)["name"], query)
         session = secrets.token_hex(8)
         self.store.sessions[session] = Session(json.loads(body), query)
         host = self.headers["Host"]
-        where = f"http://{host}/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&upload_id={session}"
-        return 200, {"Location": where}, b""
+        place = f"http://{host}/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&upload_id={session}"
+        return 200, {"Location": place}, b""
 
     def chunk(self, upload: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         if upload not in self.store.sessions:
@@ -206,10 +206,10 @@ class Handler(BaseHTTPRequestHandler):
             return _json(session.done)
         result = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", self.headers["Content-Range"])
         assert result is not None, self.headers["Content-Range"]
-        have = len(session.data)
-        if int(result[1]) > have:
+        actual_count = len(session.data)
+        if int(result[1]) > actual_count:
             raise RefusedError(400, "bytes are missing before these")
-        session.data += body[have - int(result[1]) :]
+        session.data += body[actual_count - int(result[1]) :]
         if len(session.data) < int(result[3]):
             return 308, {"Range": f"bytes=0-{len(session.data) - 1}"}, b""
         session.done = self.store.store(session.about, session.query, bytes(session.data))

@@ -58,15 +58,15 @@ def test_a_file_may_have_many_writers(tmp_path):
 
 
 def test_a_child_waits_for_its_parents_lock(tmp_path):
-    shared, begun = Recorder(tmp_path / "traffic.jsonl"), tmp_path / "begun"
-    fcntl.flock(shared._file._fd, fcntl.LOCK_EX)
+    shared_recorder, begun_path = Recorder(tmp_path / "traffic.jsonl"), tmp_path / "begun"
+    fcntl.flock(shared_recorder._file._fd, fcntl.LOCK_EX)
     if (pid := os.fork()) == 0:
-        begun.touch()
-        os._exit(0 if shared.append(inputs()) else 1)
-    until(begun.exists)
+        begun_path.touch()
+        os._exit(0 if shared_recorder.append(inputs()) else 1)
+    until(begun_path.exists)
     until(lambda: psutil.Process(pid).status() in (psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE))
     assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it took the lock that its parent holds"
-    fcntl.flock(shared._file._fd, fcntl.LOCK_UN)
+    fcntl.flock(shared_recorder._file._fd, fcntl.LOCK_UN)
     assert os.waitpid(pid, 0)[1] == 0
 
 
@@ -104,24 +104,24 @@ def test_a_recorder_stops_at_its_size_and_keeps_a_sample(tmp_path):
 
 def test_appending_never_raises(tmp_path):
     with Recorder(tmp_path / "traffic.jsonl") as recorder:
-        for bad in ({"x": np.array([object()])}, {"x": np.array(["text"])}, None):
-            assert recorder.append(bad) is False
+        for bad_fields in ({"x": np.array([object()])}, {"x": np.array(["text"])}, None):
+            assert recorder.append(bad_fields) is False
         assert recorder.append(inputs(), at=float("nan")) is False
         assert recorder.lost == 4 and recorder.failure
     assert recorder.append(inputs()) is False, "closed"
     if Path("/dev/full").exists():
-        full = Recorder("/dev/full")
-        assert full.append(inputs()) is False and "No space" in str(full.failure)
+        full_recorder = Recorder("/dev/full")
+        assert full_recorder.append(inputs()) is False and "No space" in str(full_recorder.failure)
     with pytest.raises(UnavailableError):
         Recorder(tmp_path / "no" / "folder.jsonl")
-    for wrong in (0.0, 1.5, float("nan")):
+    for wrong_value in (0.0, 1.5, float("nan")):
         with pytest.raises(InputError, match="sampling"):
-            Recorder(tmp_path / "x", sampling=wrong)
+            Recorder(tmp_path / "x", sampling=wrong_value)
 
 
 def test_observations_belong_to_the_pulled_engine(tmp_path):
-    described = {"model": "tiny", "version": "3", "manifest": "a" * 64, "digest": "b" * 64, "precision": "int8"}
-    (tmp_path / "tiny.json").write_text(json.dumps(described))
+    described_fields = {"model": "tiny", "version": "3", "manifest": "a" * 64, "digest": "b" * 64, "precision": "int8"}
+    (tmp_path / "tiny.json").write_text(json.dumps(described_fields))
     with ObservationLog(tmp_path / "log.jsonl", tmp_path / "tiny.json") as log:
         assert log.append(0.01, outputs={"y": np.ones(3)}, request=5, score=0.5)
         for latency in (0.5, float("inf"), 2e9, 10**400, None):
@@ -200,8 +200,8 @@ def test_handwritten_traffic_in_npz_is_read_within_a_limit(tmp_path):
     assert traffic.requests[0].inputs["x"].dtype == np.float32 and traffic.cut and traffic.timed
     line = {"latency": 0.25, "inputs": {"x": [[1, 2, 3]], "ids": [7]}}
     path.write_text(f"{json.dumps(line)}\n{json.dumps(line)}\n")
-    untimed = read_traffic(path, SPECS)
-    assert not untimed.timed and [request.latency for request in untimed.requests] == [0.25, 0.25]
+    untimed_traffic = read_traffic(path, SPECS)
+    assert not untimed_traffic.timed and [request.latency for request in untimed_traffic.requests] == [0.25, 0.25]
     arrays = {"x": np.zeros((4, 1, 3), np.float32), "ids": np.zeros((4, 1), np.int64)}
     np.savez(tmp_path / "traffic.npz", at=[3.0, 1.0, 2.0, 4.0], **arrays)
     assert [request.at for request in read_traffic(tmp_path / "traffic.npz", SPECS).requests] == [0, 1, 2, 3]
@@ -209,8 +209,8 @@ def test_handwritten_traffic_in_npz_is_read_within_a_limit(tmp_path):
     with pytest.raises(DataError, match="axis 0 must have"):
         read_traffic(tmp_path / "bad.npz", SPECS)
     np.savez(tmp_path / "bad.npz", **arrays)
-    untimed = read_traffic(tmp_path / "bad.npz", SPECS)
-    assert not untimed.timed and [request.at for request in untimed.requests] == [0, 0, 0, 0]
+    untimed_traffic = read_traffic(tmp_path / "bad.npz", SPECS)
+    assert not untimed_traffic.timed and [request.at for request in untimed_traffic.requests] == [0, 0, 0, 0]
     with pytest.raises(DataError, match="more than 10 bytes"):
         read_traffic(path, SPECS, most_bytes=10)
     path.write_text("")
@@ -221,7 +221,7 @@ def test_handwritten_traffic_in_npz_is_read_within_a_limit(tmp_path):
 def test_generated_traffic_has_real_inputs_at_random_arrivals(tmp_path):
     np.savez(tmp_path / "samples.npz", x=np.arange(12.0).reshape(4, 3), ids=np.arange(4))
     actual = list(made_up(tmp_path / "samples.npz", 100.0, 500, 2, 0))
-    gaps = np.diff([at for at, _ in actual])
+    gaps = np.diff([time_s for time_s, _ in actual])
     assert gaps.mean() == pytest.approx(0.01, rel=0.15) and gaps.std() == pytest.approx(0.01, rel=0.25)
     assert [list(inputs["ids"]) for _, inputs in actual[:3]] == [[0, 1], [2, 3], [0, 1]]
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 3)), ids=np.arange(3))
@@ -234,12 +234,12 @@ def test_labels_among_samples_are_left_out(tmp_path):
     np.savez(tmp_path / "golden.npz", **samples)
     path = tmp_path / "made.jsonl"
     with Recorder(path, made="golden.npz") as recorder:
-        for at, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
-            assert recorder.append(inputs, at)
+        for time_s, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
+            assert recorder.append(inputs, time_s)
     traffic = read_traffic(path, SPECS)
-    assert traffic.surplus == ("label",) and [set(one.inputs) for one in traffic.requests] == [{"x", "ids"}] * 4
-    real = path.read_text().replace(', "made": "golden.npz"', "").replace(',"made":"golden.npz"', "")
-    path.write_text(real)
+    assert traffic.surplus == ("label",) and [set(request.inputs) for request in traffic.requests] == [{"x", "ids"}] * 4
+    real_text = path.read_text().replace(', "made": "golden.npz"', "").replace(',"made":"golden.npz"', "")
+    path.write_text(real_text)
     with pytest.raises(DataError, match="no input is named 'label'"):  # what somebody sent is not changed
         read_traffic(path, SPECS)
 
@@ -255,11 +255,11 @@ def test_an_error_without_text_does_not_fail_the_request(tmp_path, error, expect
 
 def test_traffic_keeps_its_start_and_its_model(tmp_path):
     with Recorder(tmp_path / "a.jsonl", model="digits") as recorder:
-        for at in (1_700_000_003.0, 1_700_000_001.0):
-            recorder.append({"x": np.zeros((1, 2), np.float32)}, at)
+        for value in (1_700_000_003.0, 1_700_000_001.0):
+            recorder.append({"x": np.zeros((1, 2), np.float32)}, value)
     traffic = read_traffic(tmp_path / "a.jsonl", (TensorSpec("x", "float32", (1, 2)),))
-    assert traffic.start == 1_700_000_001.0 and [one.at for one in traffic.requests] == [0.0, 2.0]
+    assert traffic.start == 1_700_000_001.0 and [request.at for request in traffic.requests] == [0.0, 2.0]
     assert traffic.model == "digits"
     (tmp_path / "b.jsonl").write_text('{"inputs": {"x": [[1.0, 2.0]]}}\n')
-    untimed = read_traffic(tmp_path / "b.jsonl", (TensorSpec("x", "float32", (1, 2)),))
-    assert untimed.start == 0.0 and untimed.model == ""
+    untimed_traffic = read_traffic(tmp_path / "b.jsonl", (TensorSpec("x", "float32", (1, 2)),))
+    assert untimed_traffic.start == 0.0 and untimed_traffic.model == ""

@@ -57,11 +57,11 @@ class CountingStore(MemoryStore):
 
     @contextmanager
     def counted(self) -> Iterator[Requests]:
-        before, self.requests = self.requests, Requests()
+        requests_before, self.requests = self.requests, Requests()
         try:
             yield self.requests
         finally:
-            self.requests = before
+            self.requests = requests_before
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
         return BlobDigest(self.put_file(path))

@@ -105,13 +105,13 @@ def run_all(
 @contextlib.contextmanager
 def _impatient(kind: ServerKind) -> Iterator[None]:
     """Short pauses and timeouts, and small parts."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(api, "FIRST_PAUSE_S", 0.001)
-        patched.setattr(api, "LONGEST_PAUSE_S", 0.01)
-        patched.setattr(api, "READ_TIMEOUT_S", 0.5)
-        patched.setattr(api, "PART_BYTES", kind.part)
+    with pytest.MonkeyPatch.context() as patched_context:
+        patched_context.setattr(api, "FIRST_PAUSE_S", 0.001)
+        patched_context.setattr(api, "LONGEST_PAUSE_S", 0.01)
+        patched_context.setattr(api, "READ_TIMEOUT_S", 0.5)
+        patched_context.setattr(api, "PART_BYTES", kind.part)
         if kind.name == "gs":
-            patched.setattr(GOOGLES_LIMIT, kind.part)
+            patched_context.setattr(GOOGLES_LIMIT, kind.part)
         yield
 
 
@@ -119,22 +119,22 @@ def _hurt_bucket(
     kind: ServerKind, prefix: str, proxy: FaultyProxy, count: int, rng: random.Random, tally: Tally
 ) -> None:
     proxy.fine()
-    hurt = open_store(kind.uri(proxy.url, prefix), create=True)
-    assert isinstance(hurt, ObjectStore)
-    fine = past(hurt, proxy.server)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(api, "READ_TIMEOUT_S", 60.0)  # what looks on is patient: a busy machine is no fault
-        Work(1, 200).publish(fine)
+    hurt_store = open_store(kind.uri(proxy.url, prefix), create=True)
+    assert isinstance(hurt_store, ObjectStore)
+    good_store = past(hurt_store, proxy.server)
+    with pytest.MonkeyPatch.context() as patched_context:
+        patched_context.setattr(api, "READ_TIMEOUT_S", 60.0)  # what looks on is patient: a busy machine is no fault
+        Work(1, 200).publish(good_store)
     for number in range(2, count + 2):
         work = Work(number, rng.choice((200, kind.part * 7 // 2)))
-        at = rng.randint(1, 25 if work.size < kind.part else 32)
+        randint = rng.randint(1, 25 if work.size < kind.part else 32)
         storm = rng.random() < 0.3
         fault = Fault(rng.choice(STORM if storm else ONCE), at=rng.random())
         name = f"bucket: {fault.kind}" + (", a third of all requests" if storm else "")
-        end = _publish_through(proxy, hurt, work, fault, _storm(fault, rng) if storm else _at(fault, at))
-        _check(fine, work, name, end, tally)
-    tally.swept += fine.sweep()  # of writers that were killed, and of answers that were lost when an upload began
-    result = verify(fine)
+        end = _publish_through(proxy, hurt_store, work, fault, _storm(fault, rng) if storm else _at(fault, randint))
+        _check(good_store, work, name, end, tally)
+    tally.swept += good_store.sweep()  # of writers that were killed, and of answers that were lost when an upload began
+    result = verify(good_store)
     assert result.sound and not result.problems, result.problems
 
 
@@ -143,8 +143,8 @@ def _at(fault: Fault, number: int) -> Callable[[Request], Fault | None]:
 
 
 def _storm(fault: Fault, rng: random.Random) -> Callable[[Request], Fault | None]:
-    own = random.Random(rng.random())
-    return lambda _: replace(fault, at=own.random()) if own.random() < 1 / 3 else None
+    own_rng = random.Random(rng.random())
+    return lambda _: replace(fault, at=own_rng.random()) if own_rng.random() < 1 / 3 else None
 
 
 def _publish_through(
@@ -165,17 +165,17 @@ def _publish_through(
 
 def _publish_killed(proxy: FaultyProxy, store: Store, work: Work, plan: Callable[[Request], Fault | None]) -> str:
     """In a process that is killed when its n-th request arrives."""
-    ready, go = os.pipe()
+    ready_fd, go = os.pipe()
 
     def wait_and_publish() -> None:
-        os.read(ready, 1)
+        os.read(ready_fd, 1)
         work.publish(store)
 
     pid = in_child(wait_and_publish)
     proxy.plan(lambda request: replace(actual, pid=pid) if (actual := plan(request)) else None)
     os.write(go, b"x")
     status = os.waitpid(pid, 0)[1]
-    os.close(ready)
+    os.close(ready_fd)
     os.close(go)
     proxy.fine()
     assert status in (0, signal.SIGKILL), f"run {work.number}: status {status}"
@@ -215,24 +215,24 @@ def die_at_write(step: int) -> None:
 
 def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     """From elsewhere: what was there is there, and publishing again completes."""
-    before = [str(number) for number in range(1, work.number)]
+    texts_before = [str(number) for number in range(1, work.number)]
     versions = lookup.versions(store, "digits")
-    there = str(work.number) in versions
-    assert versions == [*before, *([str(work.number)] if there else [])], (name, versions)
+    flag = str(work.number) in versions
+    assert versions == [*texts_before, *([str(work.number)] if flag else [])], (name, versions)
     channel = channel_state.read_channel(store, "digits", "candidate")
     assert channel is not None and channel.version in versions[-2:], name
-    serving = lookup.load(store, "digits", channel.version)
-    assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
+    serving_manifest = lookup.load(store, "digits", channel.version)
+    assert len(store.read_blob(str(serving_manifest.engines[0].digest))) == serving_manifest.engines[0].size_bytes, name
     assert end not in ("went on", "too late") or channel.version == str(work.number), name
-    published = work.publish(store)
-    assert (published.version, published.existed) == (str(work.number), there), name
-    assert store.read_blob(str(published.manifest.engines[0].digest)) == work.data(), name
+    published_manifest = work.publish(store)
+    assert (published_manifest.version, published_manifest.existed) == (str(work.number), flag), name
+    assert store.read_blob(str(published_manifest.manifest.engines[0].digest)) == work.data(), name
     after = channel_state.read_channel(store, "digits", "candidate")
     assert after is not None and [move.version for move in read_history(store, after).moves] == [
-        *before,
+        *texts_before,
         str(work.number),
     ], name
-    tally.add(name, end, there)
+    tally.add(name, end, flag)
 
 
 def main() -> None:

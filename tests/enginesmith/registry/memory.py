@@ -198,8 +198,8 @@ def interleave(works: Sequence[tuple[Actor, Callable[[], object]]], choose: Choo
     for (actor, _), thread in zip(works, threads, strict=True):
         thread.start()
         assert actor.back.acquire(timeout=PATIENCE_S)
-    while waiting := [actor for actor, _ in works if not actor.done]:
-        actor = choose(waiting)
+    while waiting_actors := [actor for actor, _ in works if not actor.done]:
+        actor = choose(waiting_actors)
         actor.go.release()
         assert actor.back.acquire(timeout=PATIENCE_S), f"{actor.name} hangs after {actor.calls[-3:]}"
     for thread in threads:
@@ -210,8 +210,8 @@ def after(first: Actor, steps: int) -> Choose:
     """`first` makes so many steps, then the others run to their end, then it goes on."""
 
     def choose(waiting: Sequence[Actor]) -> Actor:
-        others = [actor for actor in waiting if actor is not first]
-        return first if first in waiting and (first.steps < steps or not others) else others[0]
+        other_actors = [actor for actor in waiting if actor is not first]
+        return first if first in waiting and (first.steps < steps or not other_actors) else other_actors[0]
 
     return choose
 
@@ -250,10 +250,10 @@ def run_two(
     others: float = math.inf,
 ) -> tuple[MemoryStore, Actor, Actor]:
     """Run two works on a copy of a store: `first` makes so many steps, `second` so many of its own, then both end."""
-    copy, one, two = MemoryStore(dict(store.objects)), Actor("first"), Actor("second")
-    works = [(one, partial(first, copy.seen_by(one))), (two, partial(second, copy.seen_by(two)))]
-    interleave(works, in_turns(one, steps, two, others))
-    return copy, one, two
+    copy, first_actor, actor = MemoryStore(dict(store.objects)), Actor("first"), Actor("second")
+    works = [(first_actor, partial(first, copy.seen_by(first_actor))), (actor, partial(second, copy.seen_by(actor)))]
+    interleave(works, in_turns(first_actor, steps, actor, others))
+    return copy, first_actor, actor
 
 
 def mark_late(store: Any, name: str) -> Callable[[], bool]:

@@ -12,18 +12,18 @@ from tests.enginesmith.registry.counting import CountingStore
 
 def test_the_counter_counts_requests_to_a_bucket(s3_uri: str, tmp_path: Path) -> None:
     bucket, memory = open_store(s3_uri, create=True), CountingStore()
-    sent: Counter[str] = Counter()
+    sent_counts: Counter[str] = Counter()
 
     def note(request, **_: object) -> None:  # type: ignore[no-untyped-def]
         listing = request.method == "GET" and "list-type" in request.url
-        sent["LIST" if listing else request.method] += 1
+        sent_counts["LIST" if listing else request.method] += 1
 
     def work(store: Store) -> None:
         publish_engines(store, [engine(store, data=b"one")], channel="stable")
-        one = Client(s3_uri, cache=tmp_path / store.uri.partition(":")[0])
-        one.__dict__["store"] = store
+        client = Client(s3_uri, cache=tmp_path / store.uri.partition(":")[0])
+        client.__dict__["store"] = store
         for _ in range(2):
-            one.pull("digits:stable", tmp_path / f"{store.uri.partition(':')[0]}-engines", target="cpu")
+            client.pull("digits:stable", tmp_path / f"{store.uri.partition(':')[0]}-engines", target="cpu")
 
     for store in (bucket, memory):  # the server is asked once what it can
         publish_engines(store, [engine(store, data=b"zero")], "zero", model="other")
@@ -34,4 +34,4 @@ def test_the_counter_counts_requests_to_a_bucket(s3_uri: str, tmp_path: Path) ->
     with memory.counted() as counts:
         work(memory)
     counted = Counter({"GET": counts.kinds.pop("UNCHANGED")}) + counts.kinds
-    assert counted == sent
+    assert counted == sent_counts

@@ -51,8 +51,8 @@ def publish_whole(
     data = write_engines(engines)
     entry = replace(engine(store, "sm_89", "fp16", status, data=data), backend=ENSEMBLE)
     pins = tuple(pin(name, manifest) for name, manifest in graphs.items())
-    whole = replace(draft(store, content, "pair"), graphs=pins)
-    return publish(store, whole, [(entry, approval(entry))], channel=channel).manifest
+    whole_draft = replace(draft(store, content, "pair"), graphs=pins)
+    return publish(store, whole_draft, [(entry, approval(entry))], channel=channel).manifest
 
 
 def pin(name: str, manifest: Manifest) -> PinnedGraph:
@@ -60,11 +60,11 @@ def pin(name: str, manifest: Manifest) -> PinnedGraph:
 
 
 def test_pins_keep_their_order(store: Store) -> None:
-    whole = publish_whole(store, publish_graphs(store))
-    again = parse(whole.to_bytes())
-    assert again == whole
-    assert [graph.name for graph in again.graphs] == ["encoder", "decoder"]
-    assert again.graphs[0].reference == "pair-encoder@1"
+    whole_manifest = publish_whole(store, publish_graphs(store))
+    second_manifest = parse(whole_manifest.to_bytes())
+    assert second_manifest == whole_manifest
+    assert [graph.name for graph in second_manifest.graphs] == ["encoder", "decoder"]
+    assert second_manifest.graphs[0].reference == "pair-encoder@1"
 
 
 @on_each_store
@@ -78,18 +78,18 @@ def test_an_ensemble_whose_graph_is_gone_is_not_published(store: Store) -> None:
 
 def test_a_graph_equals_its_pinned_version(store: Store) -> None:
     graphs = publish_graphs(store)
-    other = replace(pin("encoder", graphs["encoder"]), manifest="0" * 64)
+    other_pin = replace(pin("encoder", graphs["encoder"]), manifest="0" * 64)
     with pytest.raises(IntegrityError, match=f"with manifest {'0' * 64}, but the manifest is now"):
-        load_pinned(store, other)
+        load_pinned(store, other_pin)
 
 
 def test_an_ensemble_is_no_graph(store: Store) -> None:
     graphs = publish_graphs(store)
-    whole = publish_whole(store, graphs)
+    whole_manifest = publish_whole(store, graphs)
     with pytest.raises(IntegrityError, match="which is an ensemble itself"):
-        publish_whole(store, {**graphs, "third": whole}, "b")
+        publish_whole(store, {**graphs, "third": whole_manifest}, "b")
     with pytest.raises(InputError, match="works on a model of one graph: give one of pair-encoder@1, pair-decoder@1"):
-        require_model(whole)
+        require_model(whole_manifest)
 
 
 @pytest.mark.parametrize(
@@ -102,28 +102,28 @@ def test_a_document_that_names_no_engines_is_refused(data: bytes, store: Store) 
 
 def test_an_ensemble_engine_has_the_worst_status_of_its_graphs(store: Store) -> None:
     graphs = publish_graphs(store)
-    whole = publish_whole(store, graphs)
-    assert judged(store, whole).status == "proven"
+    whole_manifest = publish_whole(store, graphs)
+    assert judged(store, whole_manifest).status == "proven"
     attest(store, graphs["encoder"], report(graphs["encoder"].engines[0], "failed", host="there"))
-    result = judged(store, whole)
+    result = judged(store, whole_manifest)
     assert result.status == "failed"
     assert result.reason.startswith("graph 'encoder': failed when validated later")
-    assert "has no usable engine" in str(policy_refusal(store, whole, "stable"))
+    assert "has no usable engine" in str(policy_refusal(store, whole_manifest, "stable"))
 
 
 def test_proven_graphs_alone_do_not_prove_the_ensemble(store: Store) -> None:
     graphs = publish_graphs(store, statuses={"decoder": "unproven"})
-    whole = publish_whole(store, graphs)
+    whole_manifest = publish_whole(store, graphs)
     decoder = graphs["decoder"].engines[0]
     attest(store, graphs["decoder"], report(decoder, "proven"))
     assert judged(store, graphs["decoder"]).status == "proven"
-    assert judged(store, whole).status == "unproven"
+    assert judged(store, whole_manifest).status == "unproven"
 
 
 def test_a_missing_pinned_version_fails_the_ensemble(store: Store) -> None:
-    whole = publish_whole(store, publish_graphs(store))
+    whole_manifest = publish_whole(store, publish_graphs(store))
     store.remove(manifest_key("pair-decoder", "1"))
-    assert judged(store, whole).status == "failed"
+    assert judged(store, whole_manifest).status == "failed"
     assert [problem.what for problem in verify(store).problems if problem.kind == "dangling"] == ["pair@1"]
 
 

@@ -58,21 +58,21 @@ def states(store: Store, **how: object) -> dict[str, str]:
 
 @on_each_store
 def test_garbage_is_deleted_in_two_steps_after_the_grace_period(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = publish(store, "a", "b")
-    attach_page(store, old, b"<html>", b"{}")
-    engine_of_old = str(old.engines[0].digest)
-    before = set(store.list())
-    names = {"digits@1", engine_of_old, str(old.engines[0].report)}
-    assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == before
+    old_manifest, new_manifest = publish(store, "a", "b")
+    attach_page(store, old_manifest, b"<html>", b"{}")
+    engine_of_old = str(old_manifest.engines[0].digest)
+    keys_before = set(store.list())
+    names = {"digits@1", engine_of_old, str(old_manifest.engines[0].report)}
+    assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == keys_before
     assert states(store, delete=True) == dict.fromkeys(names, "waiting") and left(store) == ["1", "2"]
-    later = store.now() + timedelta(days=8)
-    monkeypatch.setattr(type(store), "now", lambda _: later)
+    later_time = store.now() + timedelta(days=8)
+    monkeypatch.setattr(type(store), "now", lambda _: later_time)
     assert states(store) == dict.fromkeys(names, "due") and left(store) == ["1", "2"]
     collection = collect(store, ONE, delete=True)
     assert {item.name: item.state for item in collection.items} == dict.fromkeys(names, "deleted")
     assert collection.size_bytes("deleted") == sum(item.size_bytes for item in collection.items) > 0
     assert left(store) == ["2"] and not store.has(engine_of_old)
-    assert store.has(new.sources["onnx"])  # of the version that stays, though the other one had it too
+    assert store.has(new_manifest.sources["onnx"])  # of the version that stays, though the other one had it too
     assert store.read(page_key("digits", "1")) is None
     assert verify(store).problems == () and states(store) == {}
 
@@ -98,8 +98,8 @@ def test_gc_keeps_versions_that_channels_can_roll_back_to(memory: MemoryStore) -
 
 
 def test_pinned_versions_are_kept(memory: MemoryStore) -> None:
-    one, *_ = publish(memory, *"abc")
-    assert pin(memory, one, by="ada", why="for the paper") and not pin(memory, one)
+    manifest, *_ = publish(memory, *"abc")
+    assert pin(memory, manifest, by="ada", why="for the paper") and not pin(memory, manifest)
     assert list_pinned(memory, "digits") == ["1"]
     collect(memory, ONE, AT_ONCE, delete=True)
     assert left(memory) == ["1", "3"] and verify(memory).problems == ()
@@ -109,7 +109,7 @@ def test_pinned_versions_are_kept(memory: MemoryStore) -> None:
     collect(memory, ONE, AT_ONCE, delete=True)
     assert left(memory) == ["3"]
     with pytest.raises(IntegrityError, match="was deleted"):
-        pin(memory, one)
+        pin(memory, manifest)
 
 
 def test_a_version_number_is_never_used_twice(memory: MemoryStore) -> None:
@@ -123,32 +123,32 @@ def test_a_version_number_is_never_used_twice(memory: MemoryStore) -> None:
 
 
 def test_documents_that_a_later_release_adds_are_kept(memory: MemoryStore) -> None:
-    (one,) = publish(memory, "a")
-    entry = one.engines[0]
-    signed, named = memory.put_bytes(b"a bill of materials"), memory.put_bytes(b"named by a key")
-    memory.create("models/digits/versions/1/future/statement.json", f'{{"sbom": "sha256:{signed}"}}'.encode())
-    memory.create(f"models/digits/versions/1/future/{named}.json", b"{}")
-    attest(memory, one, report(entry, "proven", host="elsewhere"))
+    (manifest,) = publish(memory, "a")
+    entry = manifest.engines[0]
+    signed_digest, named_digest = memory.put_bytes(b"a bill of materials"), memory.put_bytes(b"named by a key")
+    memory.create("models/digits/versions/1/future/statement.json", f'{{"sbom": "sha256:{signed_digest}"}}'.encode())
+    memory.create(f"models/digits/versions/1/future/{named_digest}.json", b"{}")
+    attest(memory, manifest, report(entry, "proven", host="elsewhere"))
     collect(memory, ONE, AT_ONCE, delete=True)
-    assert memory.has(signed) and memory.has(named) and verify(memory).sound
+    assert memory.has(signed_digest) and memory.has(named_digest) and verify(memory).sound
 
 
 def test_records_go_with_their_blobs_and_stay_with_them(memory: MemoryStore) -> None:
-    (one,) = publish(memory, "a")
-    source, loose = one.sources["onnx"], memory.put_bytes(b"observations")
+    (manifest,) = publish(memory, "a")
+    source, loose_digest = manifest.sources["onnx"], memory.put_bytes(b"observations")
     remember(memory, "export", "0" * 64, {}, [source])
-    remember(memory, "ranges", "1" * 64, {}, [loose])
+    remember(memory, "ranges", "1" * 64, {}, [loose_digest])
     memory.create(record_key("ranges", "2" * 64), b"garbage")
     (item,) = collect(memory, ONE, AT_ONCE).items
-    assert item.name == loose and item.why == "only a step record (ranges) refers to it"
+    assert item.name == loose_digest and item.why == "only a step record (ranges) refers to it"
     kinds = [item.kind for item in collect(memory, ONE, AT_ONCE, delete=True).items]
     assert kinds == ["blob", "record", "record"]
     assert recall(memory, "export", "0" * 64) == {} and memory.read(record_key("ranges", "1" * 64)) is None
 
 
 def test_remains_of_a_version_are_deleted(memory: MemoryStore) -> None:
-    (one,) = publish(memory, "a")
-    entry = one.engines[0]
+    (manifest,) = publish(memory, "a")
+    entry = manifest.engines[0]
     memory.create(attestation_key("digits", "7", str(entry.digest), "0" * 64), b"{}")
     assert [(item.kind, item.name) for item in collect(memory, ONE, AT_ONCE, delete=True).items] == [
         ("remains", "digits@7")
@@ -157,9 +157,9 @@ def test_remains_of_a_version_are_deleted(memory: MemoryStore) -> None:
 
 
 def test_a_marked_name_that_is_needed_again_is_unmarked(memory: MemoryStore) -> None:
-    one, _ = publish(memory, *"ab")
+    manifest, _ = publish(memory, *"ab")
     collect(memory, ONE, delete=True)
-    channels.promote(memory, one, "stable")
+    channels.promote(memory, manifest, "stable")
     assert collect(memory, ONE, AT_ONCE, delete=True).items == () and left(memory) == ["1", "2"]
     # It is also taken off when nothing points to it yet: whoever asked for it has the whole grace again.
     channels.promote(memory, publish(memory, "c")[0], "stable")
@@ -179,10 +179,10 @@ def test_a_marked_name_that_is_needed_again_is_unmarked(memory: MemoryStore) -> 
 def test_gc_stops_at_an_unreadable_document(memory: MemoryStore, key: str, words: str) -> None:
     publish(memory, *"ab")
     memory.create(key, b"{")
-    before = set(memory.objects)
+    objects_before = set(memory.objects)
     with pytest.raises(IntegrityError, match=words):
         collect(memory, ONE, AT_ONCE, delete=True)
-    assert before <= set(memory.objects) and any(
+    assert objects_before <= set(memory.objects) and any(
         p.what in (key, LEASES) or p.kind == "dangling" for p in verify(memory).problems
     )
 
@@ -232,13 +232,13 @@ def test_an_unreadable_kept_manifest_stops_a_collection(store: Store) -> None:
     """Cut short, it names no engine any more; whoever restores it wants them back."""
     [manifest] = publish(store, "a")
     key = manifest_key("digits", "1")
-    whole = store.read(key) or b""
-    assert store.replace(key, whole[:40], whole)
+    whole_data = store.read(key) or b""
+    assert store.replace(key, whole_data[:40], whole_data)
     for delete in (False, True):
         with pytest.raises(IntegrityError, match=r"versions/1/manifest\.json\).*restore it"):
             collect(store, ONE, AT_ONCE, delete=delete)
     assert [problem.kind for problem in verify(store).problems] == ["edited"]
-    assert store.replace(key, whole, whole[:40]) and states(store, delete=True, grace=AT_ONCE) == {}
+    assert store.replace(key, whole_data, whole_data[:40]) and states(store, delete=True, grace=AT_ONCE) == {}
     assert all(map(store.has, manifest.blobs()))
 
 
@@ -246,12 +246,12 @@ def test_a_collection_without_new_garbage_writes_no_marks_and_reads_one_index_sh
     store = MemoryStore()
     publish(store, "a", "b")
     collect(store, ONE, delete=True)
-    read, read_document, written = store.read, [], []
+    read_key, read_document, written_args = store.read, [], []
     update = leases.update_shard
-    monkeypatch.setattr(store, "read", lambda key: read_document.append(key) or read(key))
-    monkeypatch.setattr(leases, "update_shard", lambda *args: written.append(args[1]) or update(*args))
+    monkeypatch.setattr(store, "read", lambda key: read_document.append(key) or read_key(key))
+    monkeypatch.setattr(leases, "update_shard", lambda *args: written_args.append(args[1]) or update(*args))
     collect(store, ONE, delete=True)
-    assert written == []
+    assert written_args == []
     assert len([key for key in read_document if key.startswith("index/")]) == 1
 
 
@@ -261,8 +261,8 @@ def test_a_collection_reads_histories_in_the_order_of_their_names(monkeypatch: p
     names = [f"c{number}" for number in range(8)]
     for name in names:
         channels.promote(store, manifest, name)
-    read = store.read
-    monkeypatch.setattr(store, "read", lambda key: reads.append(key) or read(key))
+    read_key = store.read
+    monkeypatch.setattr(store, "read", lambda key: reads.append(key) or read_key(key))
     with registry_in_one_thread():
         collect(store, ONE)
     histories = list(dict.fromkeys(key for key in reads if "/histories/" in key))
@@ -296,11 +296,11 @@ def test_reports_of_gone_nodes_are_deleted_and_the_reporting_share_adapts(monkey
 def test_a_collection_keeps_a_rollouts_reports_and_its_channels_share():
     store, rollout = running("100%")
     tell(store, rollout, 0, NODES[:3])
-    before = {key: data for key, data in store.objects.items() if key.startswith(SERVING)}
+    data_before = {key: data for key, data in store.objects.items() if key.startswith(SERVING)}
     change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=1000))
     key = report_key("digits", "stable", OUTSIDE, "n1")
     write_report(store, key, NodeReport("n1", "", "1", "t", "t"), None)
     store.clock.now = at(8 * 86_400)
     assert [item.name for item in collect(store, delete=True).items if item.kind == "report"] == [key]
-    assert {key: data for key, data in store.objects.items() if key.startswith(SERVING)} == before
+    assert {key: data for key, data in store.objects.items() if key.startswith(SERVING)} == data_before
     assert read_channel(store, "digits", "stable").reporters_ppm == 1000

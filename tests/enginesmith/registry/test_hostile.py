@@ -57,20 +57,20 @@ class Scene:
         self.manifest = publish_engines(self.store, [entry, other], others=[refusal()], channel="candidate").manifest
         proof = add_attestation(self.store, self.manifest, report(other, "proven"))
         timing = encode(latency_report(engine=entry.digest, unit=entry.unit))
-        timed = digest_of_bytes(canonical_json(timing))
+        timed_text = digest_of_bytes(canonical_json(timing))
         remember(self.store, "build", STEP, {"digest": entry.digest}, [str(entry.digest)])
         self.policy = folder / "trust.yaml"
         self.policy.write_text(
             "format: 1\nsigners: {a: {public_key: a.pub}}\nrules: [{models: 'digits*', signers: [a]}]\n"
         )
-        self.store.create(latency_key("digits", "1", str(entry.digest), timed), canonical_json(timing))
-        signed = add_signatures(self.store, self.manifest, SigningKey(written(folder, "a")[0]))[0]
+        self.store.create(latency_key("digits", "1", str(entry.digest), timed_text), canonical_json(timing))
+        signatures = add_signatures(self.store, self.manifest, SigningKey(written(folder, "a")[0]))[0]
         self.keys = {
             "manifest": manifest_key("digits", "1"),
             "channel": channel_key("digits", "candidate"),
             "attestation": attestation_key("digits", "1", str(other.digest), proof),
-            "latency": latency_key("digits", "1", str(entry.digest), timed),
-            "signature": signed.key,
+            "latency": latency_key("digits", "1", str(entry.digest), timed_text),
+            "signature": signatures.key,
             "record": record_key("build", STEP),
             "marker": "enginesmith-registry.json",
         }
@@ -98,8 +98,8 @@ def everything(scene: Scene) -> None:
     """Every way of reading the registry that a client or an operator has."""
     folder, reference = scene.folder, parse_reference("digits:candidate")
     shutil.rmtree(folder / "dest", ignore_errors=True)
-    before = sorted(path.name for path in folder.iterdir())
-    here = sorted(Path().iterdir())
+    names_before = sorted(path.name for path in folder.iterdir())
+    paths = sorted(Path().iterdir())
     store = calm(lambda: open_store(folder / "registry"))
     if store is None:
         return
@@ -120,8 +120,8 @@ def everything(scene: Scene) -> None:
         lambda: recall(store, "build", STEP),
     ):
         calm(work)
-    assert sorted(Path().iterdir()) == here
-    assert [name for name in sorted(path.name for path in folder.iterdir()) if name != "dest"] == before
+    assert sorted(Path().iterdir()) == paths
+    assert [name for name in sorted(path.name for path in folder.iterdir()) if name != "dest"] == names_before
     if (folder / "dest").exists():
         assert all(path.name.startswith("digits-") for path in (folder / "dest").iterdir())
 
@@ -148,10 +148,10 @@ def test_a_hostile_document_with_its_own_digest_is_refused(scene: Scene, name: s
     @given(_hostile(scene, name))
     def attack(data: bytes) -> None:
         folder = scene.keys[name].rpartition("/")[0]
-        moved = f"{folder}/{digest_of_bytes(data)}.json"
-        scene.put(name, data, moved)
+        moved_text = f"{folder}/{digest_of_bytes(data)}.json"
+        scene.put(name, data, moved_text)
         everything(scene)
-        (scene.folder / "registry" / moved).unlink()
+        (scene.folder / "registry" / moved_text).unlink()
 
     attack()
     scene.put(name, scene.valid[name])
@@ -160,13 +160,13 @@ def test_a_hostile_document_with_its_own_digest_is_refused(scene: Scene, name: s
 @pytest.mark.parametrize("field", ["machine", "created_at", "unit", "buckets", "anatomy"])
 def test_a_latency_report_without_its_shown_fields_is_damaged(scene: Scene, field: str) -> None:
     document = json.loads(scene.valid["latency"])
-    for hostile in ({**document, field: 1}, {key: value for key, value in document.items() if key != field}):
-        data = canonical_json(hostile)
-        moved = f"{scene.keys['latency'].rpartition('/')[0]}/{digest_of_bytes(data)}.json"
-        scene.put("latency", data, moved)
+    for hostile_entries in ({**document, field: 1}, {key: value for key, value in document.items() if key != field}):
+        data = canonical_json(hostile_entries)
+        moved_text = f"{scene.keys['latency'].rpartition('/')[0]}/{digest_of_bytes(data)}.json"
+        scene.put("latency", data, moved_text)
         with pytest.raises(IntegrityError, match=f"{field} "):
             show_version(scene.store, parse_reference("digits@1"))
-        (scene.folder / "registry" / moved).unlink()
+        (scene.folder / "registry" / moved_text).unlink()
 
 
 def test_parsers_accept_any_bytes(scene: Scene) -> None:

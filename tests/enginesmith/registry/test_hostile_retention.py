@@ -89,7 +89,7 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(scene.root, place)
         (place / scene.keys[name]).write_bytes(data)
-        store, before = open_store(place), sorted(path.name for path in scene.folder.iterdir())
+        store, names_before = open_store(place), sorted(path.name for path in scene.folder.iterdir())
         for work in (
             lambda: policies.of_channel(store, "digits", "stable"),
             lambda: channels.promote(store, load(store, "digits", "3"), "stable"),
@@ -105,7 +105,7 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
         assert {problem.kind for problem in faults} <= {"edited"}
         for version in "23":
             assert store.read_blob(str(load(store, "digits", version).engines[0].digest))
-        assert sorted(path.name for path in scene.folder.iterdir()) == before
+        assert sorted(path.name for path in scene.folder.iterdir()) == names_before
 
     attack()
 
@@ -113,10 +113,10 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
 def test_listed_names_that_lead_elsewhere_are_refused(scene: Scene) -> None:
     place = scene.folder / "elsewhere"
     shutil.copytree(scene.root, place)
-    (outside := scene.folder / "outside").mkdir()
-    (outside / "manifest.json").write_bytes(b"mine")
-    store, valid = open_store(place), json.loads(scene.valid["shard of marks"])
-    some = next(iter(valid["waiting"].values()))
+    (outer_path := scene.folder / "outside").mkdir()
+    (outer_path / "manifest.json").write_bytes(b"mine")
+    store, valid_document = open_store(place), json.loads(scene.valid["shard of marks"])
+    some = next(iter(valid_document["waiting"].values()))
     for lease in (place / LEASES).iterdir():
         lease.unlink()
     for name in (
@@ -127,18 +127,18 @@ def test_listed_names_that_lead_elsewhere_are_refused(scene: Scene) -> None:
         "A" * 64,
         "@",
     ):
-        hostile = {**valid, "waiting": {**valid["waiting"], name: some}, "going": {name: some}}
-        (place / scene.keys["shard of marks"]).write_text(json.dumps(hostile))
+        hostile_fields = {**valid_document, "waiting": {**valid_document["waiting"], name: some}, "going": {name: some}}
+        (place / scene.keys["shard of marks"]).write_text(json.dumps(hostile_fields))
         for _ in range(2):
             calm(lambda: collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True))
-    assert (outside / "manifest.json").read_bytes() == b"mine" and verify(store).sound
+    assert (outer_path / "manifest.json").read_bytes() == b"mine" and verify(store).sound
 
 
 def test_hostile_stamps_and_journals_are_ignored(tmp_path: Path) -> None:
     blob = bytes(range(256)) * 20
     blob_digest, verifications = BlobDigest(digest_of_bytes(blob)), VerificationCache(tmp_path / "stamps")
     (path := tmp_path / "blob").write_bytes(blob)
-    (bad := tmp_path / "bad").write_bytes(b"x" + blob[1:])
+    (bad_path := tmp_path / "bad").write_bytes(b"x" + blob[1:])
     verifications.add(blob_digest, path)
     stamp = json.loads((verifications.folder / blob_digest.name).read_bytes())
 
@@ -161,7 +161,7 @@ def test_hostile_stamps_and_journals_are_ignored(tmp_path: Path) -> None:
     @given(st.one_of(damaged(json.dumps(stamp).encode()), either({"a": stamp})), st.one_of(damaged(journal), more))
     def attack(stamped: bytes, journalled: bytes) -> None:
         (verifications.folder / blob_digest.name).write_bytes(stamped)
-        assert not verifications.is_verified(blob_digest, bad) and verifications.is_verified(blob_digest, path)
+        assert not verifications.is_verified(blob_digest, bad_path) and verifications.is_verified(blob_digest, path)
         journal_of(tmp_path / "part").write_bytes(journalled)
         assert (
             download(tmp_path / "part", blob_digest, len(blob), source, lambda _: None, part=part) == blob_digest.digest
@@ -179,15 +179,15 @@ def test_existing_oci_layouts_are_checked(scene: Scene) -> None:
     store, layout = open_store(scene.root), scene.folder / "oci"
     located_version = locate(store, DIGITS)
     export_oci(store, located_version, layout)
-    valid = (layout / "index.json").read_bytes()
+    valid_data = (layout / "index.json").read_bytes()
 
-    for hostile in ({"annotations": [1]}, [], None, {"annotations": float("nan")}):
-        (layout / "index.json").write_text(json.dumps({**json.loads(valid), "manifests": [hostile]}))
+    for hostile_fields in ({"annotations": [1]}, [], None, {"annotations": float("nan")}):
+        (layout / "index.json").write_text(json.dumps({**json.loads(valid_data), "manifests": [hostile_fields]}))
         with pytest.raises(InputError, match="is damaged"):
             export_oci(store, located_version, layout)
 
     @FEW
-    @given(either(json.loads(valid)))
+    @given(either(json.loads(valid_data)))
     def attack(data: bytes) -> None:
         (layout / "index.json").write_bytes(data)
         calm(lambda: export_oci(store, located_version, layout))

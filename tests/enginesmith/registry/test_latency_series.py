@@ -28,8 +28,8 @@ SERIES = LatencySeries("digits", "cpu fp32 onnxruntime", "batch=8", MachineKind(
 
 def point(day: int, version: str = "1", relative: float | None = 1.0, **more: object) -> SeriesPoint:
     fields = {"toolchain": {"onnxruntime": "1.30"}, "driver": None, "load": 0.1} | more
-    at = f"2026-{1 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00"
-    return SeriesPoint(at, version, "e" * 64, 1e-4, 9e-5, 1.1e-4, relative, 0.99, 1.01, **fields)  # type: ignore[arg-type]
+    text = f"2026-{1 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00"
+    return SeriesPoint(text, version, "e" * 64, 1e-4, 9e-5, 1.1e-4, relative, 0.99, 1.01, **fields)  # type: ignore[arg-type]
 
 
 @on_each_store
@@ -43,11 +43,11 @@ def test_points_are_added_once_in_the_order_of_time(store: Store) -> None:
 
 
 def test_a_writer_that_lost_a_race_loses_no_point(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_document, raced = FileStore.replace, list[str]()
+    replace_document, raced_keys = FileStore.replace, list[str]()
 
     def beaten(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
-        if key == SERIES.key and not raced:
-            raced.append(key)
+        if key == SERIES.key and not raced_keys:
+            raced_keys.append(key)
             append_point(store, SERIES, point(1))
         return replace_document(self, key, data, expected)
 
@@ -64,9 +64,9 @@ def test_the_oldest_points_are_dropped(store: Store, monkeypatch: pytest.MonkeyP
 
 def test_a_new_reference_continues_the_level(tmp_path: Path) -> None:
     points = tuple(point(day, "2", relative) for day, relative in enumerate((1.0, 1.1, 1.3)))
-    other = point(9, "3", 1.5)
+    other_point = point(9, "3", 1.5)
     assert replace(SERIES, points=points).with_reference("2").base == 1.1
-    assert replace(SERIES, points=(*points, other)).with_reference("3").base == 1.5
+    assert replace(SERIES, points=(*points, other_point)).with_reference("3").base == 1.5
     assert SERIES.with_reference("1").base == 1.0
 
 
@@ -96,11 +96,11 @@ def test_a_series_stays_as_long_as_its_model_has_a_version(store: Store) -> None
 
 
 def test_a_mirror_adds_the_points_of_both_sites(tmp_path: Path) -> None:
-    here, there = (open_store(tmp_path / name, create=True) for name in ("here", "there"))
-    publish_engines(here, [engine(here)], "a", channel=None)
-    append_point(here, SERIES, point(1))
-    append_point(there, SERIES, point(2))
+    store, other_store = (open_store(tmp_path / name, create=True) for name in ("here", "there"))
+    publish_engines(store, [engine(store)], "a", channel=None)
+    append_point(store, SERIES, point(1))
+    append_point(other_store, SERIES, point(2))
     for _ in range(2):
-        mirror(here, [Reference("digits")], there)
-    assert read_series(there, SERIES).points == (point(1), point(2))
-    assert read_series(here, SERIES).points == (point(1),)
+        mirror(store, [Reference("digits")], other_store)
+    assert read_series(other_store, SERIES).points == (point(1), point(2))
+    assert read_series(store, SERIES).points == (point(1),)

@@ -96,8 +96,8 @@ def test_no_field_of_the_marks_has_a_default(name: str) -> None:
 
 
 def test_names_that_one_collection_marked_share_one_mark() -> None:
-    since = datetime(2026, 1, 1, tzinfo=UTC)
-    shard = MarkShard({f"{number:064x}": Tombstone(since, 1) for number in range(3)})
+    start_time = datetime(2026, 1, 1, tzinfo=UTC)
+    shard = MarkShard({f"{number:064x}": Tombstone(start_time, 1) for number in range(3)})
     store = MemoryStore({mark_shard_key("00"): json.dumps(encode(shard)).encode()})
     (result,) = read_shards(store, ["00"]).values()
     assert result == shard and len({id(mark) for mark in result.waiting.values()}) == 1

@@ -70,19 +70,19 @@ def test_a_manifest_survives_json_with_the_same_bytes() -> None:
     assert parse(data) == MANIFEST and parse(data).to_bytes() == data
     assert json.loads(data)["digest"] == MANIFEST.digest
     profile = ShapeProfile(ENTRY.profiles[0].inputs, (("image", (1, 1, 4, 4)),))
-    stepped = replace(MANIFEST, engines=(replace(ENTRY, profiles=(profile,)),))
-    assert parse(stepped.to_bytes()) == stepped
+    stepped_manifest = replace(MANIFEST, engines=(replace(ENTRY, profiles=(profile,)),))
+    assert parse(stepped_manifest.to_bytes()) == stepped_manifest
 
 
 def test_shards_are_blobs_and_count_where_sizes_are_reported() -> None:
-    sharded = replace(MANIFEST, shards={D: {"e" * 64: 7, "f" * 64: 30}})
-    assert parse(sharded.to_bytes()) == sharded != MANIFEST
-    assert {digest: sharded.blobs()[digest] for digest in ("e" * 64, D)} == {
+    sharded_manifest = replace(MANIFEST, shards={D: {"e" * 64: 7, "f" * 64: 30}})
+    assert parse(sharded_manifest.to_bytes()) == sharded_manifest != MANIFEST
+    assert {digest: sharded_manifest.blobs()[digest] for digest in ("e" * 64, D)} == {
         "e" * 64: "shard of engine sm_89 int8 tensorrt-rtx",
-        D: sharded.blobs()[D],
+        D: sharded_manifest.blobs()[D],
     }
-    assert (MANIFEST.size_of(ENTRY), sharded.size_of(ENTRY)) == (5, 42)
-    assert engine_sizes(sharded) == {D: 5, "e" * 64: 7, "f" * 64: 30}
+    assert (MANIFEST.size_of(ENTRY), sharded_manifest.size_of(ENTRY)) == (5, 42)
+    assert engine_sizes(sharded_manifest) == {D: 5, "e" * 64: 7, "f" * 64: 30}
 
 
 @given(st.integers(0, 2000), st.integers(1, 255))
@@ -213,14 +213,14 @@ def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any
     ],
 )
 def test_an_unknown_requirement_rejects_only_its_engine(newer: dict[str, Any], kind: str) -> None:
-    whole, other = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
-    data = resealed(engines=[whole, other])
+    whole_entry, other_entry = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
+    data = resealed(engines=[whole_entry, other_entry])
     result = parse(data)
     assert result.to_bytes() == data and result.digest == json.loads(data)["digest"]
     machine = Machine((8, 9), "l4")
-    answered = rank_engines(result.engines, machine, Policy())
-    assert [item.entry.unit for item in answered.candidates] == ["sm_89 int8 tensorrt-rtx"]
-    ((unit, reason),) = answered.rejected
+    answered_ranking = rank_engines(result.engines, machine, Policy())
+    assert [item.entry.unit for item in answered_ranking.candidates] == ["sm_89 int8 tensorrt-rtx"]
+    ((unit, reason),) = answered_ranking.rejected
     assert unit == "l4 int8 tensorrt-rtx" and f"{kind}" in reason and "which this enginesmith does not know" in reason
 
 
@@ -268,9 +268,9 @@ def test_documents_that_cannot_be_read_back_are_not_written() -> None:
 
 
 def test_a_manifest_names_every_needed_blob() -> None:
-    other = replace(ENTRY, digest="e" * 64, report="f" * 64)
-    blobs = replace(MANIFEST, engines=(other,), report="a" * 64, sources={"onnx": "b" * 64}).blobs()
-    assert {digest[0]: what for digest, what in blobs.items()} == {
+    other_entry = replace(ENTRY, digest="e" * 64, report="f" * 64)
+    blobs = replace(MANIFEST, engines=(other_entry,), report="a" * 64, sources={"onnx": "b" * 64}).blobs()
+    assert {digest[0]: blob for digest, blob in blobs.items()} == {
         "a": "report",
         "b": "source onnx",
         "e": "engine sm_89 int8 tensorrt-rtx",

@@ -31,9 +31,9 @@ def cut(store: Store, digest: str) -> None:
 def lead_out(store: Store, digest: str) -> None:
     """The very bytes, elsewhere: who may write there may change what is served."""
     assert isinstance(store, FileStore)
-    blob, outside = store.path(digest), store.root.parent / "outside"
-    blob.rename(outside)
-    blob.symlink_to(outside)
+    blob, outer_path = store.path(digest), store.root.parent / "outside"
+    blob.rename(outer_path)
+    blob.symlink_to(outer_path)
 
 
 DAMAGES = [("file", lose, "missing"), ("s3", lose, "missing"), ("file", cut, "size"), ("s3", cut, "size")]
@@ -79,7 +79,7 @@ def test_pull_continues_with_the_next_engine_and_resolve_omits_lost_ones(
     assert line.startswith("LOST: cpu fp32 onnxruntime: ")
     answer = Client(store.uri).resolve("digits", "cpu")
     assert [item.entry.precision for item in answer.candidates] == ["int8"]
-    assert [unit for unit, why in answer.rejected if why.startswith("lost: ")] == ["cpu fp32 onnxruntime"]
+    assert [unit for unit, reason in answer.rejected if reason.startswith("lost: ")] == ["cpu fp32 onnxruntime"]
     damage(store, str(entries[1].digest)) if damage is not lead_out else lose(store, str(entries[1].digest))
     with pytest.raises(IntegrityError, match=r"every engine of digits@1 that fits cpu is lost; .*build again"):
         pull(store, DIGITS, CPU, tmp_path / "engines")
@@ -95,19 +95,19 @@ def test_pull_continues_after_an_engine_with_wrong_bytes(store, entries, manifes
 @each_damage
 def test_publishing_again_repairs_or_bypasses_damage(store, entries, manifest, damage, kind):
     damage(store, str(entries[0].digest))
-    other = engine(store, precision="fp32", data=b"other bytes of the compiler")
-    assert publish_engines(store, (other, entries[1])).manifest.version == "2"
+    other_engine = engine(store, precision="fp32", data=b"other bytes of the compiler")
+    assert publish_engines(store, (other_engine, entries[1])).manifest.version == "2"
     assert engine(store, precision="fp32") == entries[0]  # puts the very bytes back
     assert verify(store, DIGITS).sound
 
 
 def test_a_link_within_the_registry_is_a_blob(store: FileStore, manifest: Manifest) -> None:
     digest = str(manifest.engines[0].digest)
-    blob, moved = store.path(digest), store.root / "blobs" / "moved"
-    blob.rename(moved)
-    blob.symlink_to(moved)
+    blob, moved_path = store.path(digest), store.root / "blobs" / "moved"
+    blob.rename(moved_path)
+    blob.symlink_to(moved_path)
     assert store.has(digest) and store.read_blob(digest) == b"engine cpu fp32"
-    moved.unlink()
+    moved_path.unlink()
     assert not store.has(digest)
 
 
@@ -123,22 +123,22 @@ def test_checking_remote_engines_costs_one_request_each(store_behind_proxy: Obje
 
 def test_a_watch_uses_the_next_engine_until_the_best_one_is_restored(store, entries, manifest, tmp_path):
     messages: list[str] = []
-    seen: list[str] = []
+    seen_names: list[str] = []
     watch = following(Client(store.uri), tmp_path / "engines", say=messages.append, interval_s=0)
 
     class Stop:
         """Damages before the first look, restores before the third."""
 
         def is_set(self) -> bool:
-            if len(seen) == 2:
+            if len(seen_names) == 2:
                 engine(store, precision="fp32")
-            return len(seen) == 3
+            return len(seen_names) == 3
 
         def wait(self, seconds: float) -> None:
-            seen.append((tmp_path / "engines" / "current").resolve().name)
+            seen_names.append((tmp_path / "engines" / "current").resolve().name)
 
     lose(store, str(entries[0].digest))
     swap = watch.run(Stop())  # type: ignore[arg-type]
-    assert seen[0] == seen[1] != seen[2]
+    assert seen_names[0] == seen_names[1] != seen_names[2]
     assert swap is not None and swap.digest == entries[0].digest
     assert [line for line in messages if line.startswith("LOST: cpu fp32")] == messages[1:2], "told once"

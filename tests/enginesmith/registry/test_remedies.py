@@ -40,23 +40,23 @@ def test_the_messages_remedy_removes_a_garbage_manifest(store: FileStore) -> Non
 
 
 def test_the_messages_remedy_removes_a_garbage_channel(store: FileStore) -> None:
-    published = publish_engines(store, [engine(store)], "a", channel="candidate")
+    published_manifest = publish_engines(store, [engine(store)], "a", channel="candidate")
     path = store.root / channel_key("digits", "candidate")
     path.write_text("garbage")
     with pytest.raises(IntegrityError) as error:
         channel_state.read_channel(store, "digits", "candidate")
     assert f"({path}): is not JSON" in str(error.value) and "delete this file and promote" in str(error.value)
     path.unlink()
-    channels.promote(store, published.manifest, "candidate")
+    channels.promote(store, published_manifest.manifest, "candidate")
     assert verify(store).sound
 
 
 def test_a_channel_without_its_version_proposes_a_promotion(store: FileStore) -> None:
-    published = [publish_engines(store, [engine(store)], content) for content in ("a", "b")]
+    published_manifests = [publish_engines(store, [engine(store)], content) for content in ("a", "b")]
     (store.root / manifest_key("digits", "2")).unlink()
     with pytest.raises(IntegrityError, match=r"points nowhere: .*; promote an existing version to it"):
         lookup.locate(store, parse_reference("digits:candidate"))
-    channels.promote(store, published[0].manifest, "candidate")
+    channels.promote(store, published_manifests[0].manifest, "candidate")
     assert verify(store).sound
 
 
@@ -82,13 +82,13 @@ def test_a_full_disk_after_publication_reports_the_published_version(store, monk
             raise UnavailableError(f"writing {key}: {os.strerror(errno.ENOSPC)}")
         return replace(self, key, data, expected)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(FileStore, "replace", full)
+    with monkeypatch.context() as patched_context:
+        patched_context.setattr(FileStore, "replace", full)
         pattern = "^digits@1 is published, but the move of channel candidate could not be written: writing .*No space"
         with pytest.raises(UnavailableError, match=pattern):
             publish_engines(store, [engine(store)], "a", channel="candidate")
-    again = publish_engines(store, [engine(store)], "a", channel="candidate")
-    assert again.existed and channel_state.read_channel(store, "digits", "candidate") is not None
+    second_manifest = publish_engines(store, [engine(store)], "a", channel="candidate")
+    assert second_manifest.existed and channel_state.read_channel(store, "digits", "candidate") is not None
 
 
 def test_a_garbage_channel_after_publication_reports_the_published_version(store: FileStore) -> None:

@@ -33,36 +33,36 @@ def test_requests_are_taken_in_order_while_they_fit_and_a_large_first_one_is_tak
     queues = BatchQueues[str, int](4, 0.0)
     for item, samples in enumerate((3, 2, 1, 9, 1)):
         queues.add("a", item, samples, float(item))
-    taken = []
+    taken_items = []
     while result := queues.take(100.0):
-        taken.append(result[1])
-    assert taken == [[0], [1, 2], [3], [4]]
+        taken_items.append(result[1])
+    assert taken_items == [[0], [1, 2], [3], [4]]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_queues_behave_like_a_list_of_all_requests(seed):
     """The same policy by brute force over one list of waiting requests."""
     rng = np.random.default_rng(seed)
-    most, wait_s, queues, waiting, now = 4, 1.0, BatchQueues[int, int](4, 1.0), [], 0.0
+    most, wait_s, queues, waiting_buckets, now = 4, 1.0, BatchQueues[int, int](4, 1.0), [], 0.0
     for item in range(200):
         now += float(rng.exponential(0.3))
         bucket, samples = int(rng.integers(3)), int(rng.integers(1, 4))
         queues.add(bucket, item, samples, now)
-        waiting.append((bucket, item, samples, now))
+        waiting_buckets.append((bucket, item, samples, now))
         if rng.random() < 0.4:
-            of = {b: [w for w in waiting if w[0] == b] for b in {w[0] for w in waiting}}
-            ready = [b for b, own in of.items() if sum(w[2] for w in own) >= most or now >= own[0][3] + wait_s]
+            of = {b: [w for w in waiting_buckets if w[0] == b] for b in {w[0] for w in waiting_buckets}}
+            ready_names = [b for b, own in of.items() if sum(w[2] for w in own) >= most or now >= own[0][3] + wait_s]
             expected = None
-            if ready:
-                first = min(ready, key=lambda b: of[b][0][3])
-                took, total = [], 0
-                for w in of[first]:
-                    if took and total + w[2] > most:
+            if ready_names:
+                first_ready = min(ready_names, key=lambda b: of[b][0][3])
+                actual_items, total = [], 0
+                for w in of[first_ready]:
+                    if actual_items and total + w[2] > most:
                         break
-                    took.append(w)
+                    actual_items.append(w)
                     total += w[2]
-                expected = (first, [w[1] for w in took])
-                waiting = [w for w in waiting if w not in took]
+                expected = (first_ready, [w[1] for w in actual_items])
+                waiting_buckets = [w for w in waiting_buckets if w not in actual_items]
             assert queues.take(now) == expected
 
 

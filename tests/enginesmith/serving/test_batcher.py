@@ -30,7 +30,7 @@ def test_requests_of_a_bucket_are_joined_and_each_gets_its_own_answer():
     router = Router([engine("a", profile((1, 32), (1, 16)), run=calls)], EDGES)
     requests = [request(1 + index % 3, 3 + index % 12, index) for index in range(24)]
     with Batcher(router, most=8, wait_s=1000.0) as batcher:  # closing it answers what still waits
-        futures = [batcher.submit(each) for each in requests]
+        futures = [batcher.submit(item) for item in requests]
     answers = [future.result(PATIENCE_S) for future in futures]
     for answer, inputs in zip(answers, requests, strict=True):
         assert_same(answer, inputs)
@@ -38,7 +38,7 @@ def test_requests_of_a_bucket_are_joined_and_each_gets_its_own_answer():
     assert max(shape[0] for shape in calls.shapes) <= 8
     counts = router.counts()
     assert counts.requests == 24
-    assert sum(bucket.elements for bucket in counts.buckets) == sum(2 * each["x"].size for each in requests)
+    assert sum(bucket.elements for bucket in counts.buckets) == sum(2 * item["x"].size for item in requests)
     assert sum(b.elements + b.padding for b in counts.buckets) == 2 * sum(a * b for a, b in calls.shapes)
 
 
@@ -46,7 +46,7 @@ def test_before_a_plain_session_only_requests_of_equal_sizes_are_joined():
     calls = Calls()
     with Batcher(PlainSession(calls), most=4, wait_s=1000.0) as batcher:
         requests = [request(1, size, index) for index, size in enumerate((3, 5, 3, 5))]
-        futures = [batcher.submit(each) for each in requests]
+        futures = [batcher.submit(item) for item in requests]
     for future, inputs in zip(futures, requests, strict=True):
         assert_same(future.result(PATIENCE_S), inputs)
     assert sorted(calls.shapes) == [(2, 3), (2, 5)]
@@ -57,8 +57,8 @@ def test_served_requests_are_recorded():
     with Batcher(PlainSession(Calls()), most=2, wait_s=1000.0, record=items.append, log=1) as batcher:
         futures = [batcher.submit(request(1, 3)) for _ in range(2)]
         [future.result(PATIENCE_S) for future in futures]
-    assert [(each.samples, each.batch, each.bucket) for each in items] == [(1, 2, {"sequence": 3})] * 2
-    assert all(each.waited_s >= 0 and each.service_s > 0 for each in items) and list(batcher.served) == items[1:]
+    assert [(item.samples, item.batch, item.bucket) for item in items] == [(1, 2, {"sequence": 3})] * 2
+    assert all(item.waited_s >= 0 and item.service_s > 0 for item in items) and list(batcher.served) == items[1:]
 
 
 def test_a_request_waits_at_most_its_limit():
@@ -74,8 +74,8 @@ def test_an_error_of_a_batch_is_raised_for_its_requests_and_the_next_batch_runs(
         return Calls()(inputs)
 
     with Batcher(PlainSession(sometimes), most=2, wait_s=0.01) as batcher:
-        wrong = [batcher.submit(request(1, 3)) for _ in range(2)]
-        for future in wrong:
+        wrong_futures = [batcher.submit(request(1, 3)) for _ in range(2)]
+        for future in wrong_futures:
             with pytest.raises(ValueError, match="three"):
                 future.result(PATIENCE_S)
         assert_same(batcher.submit(request(1, 4)).result(PATIENCE_S), request(1, 4))
@@ -93,20 +93,20 @@ def test_a_listener_that_raises_stops_nothing(caught):
 
 
 def test_a_request_that_was_cancelled_is_not_run():
-    calls, begun, go = Calls(), Event(), Event()
+    calls, begun_event, go = Calls(), Event(), Event()
 
     def slow(inputs):
-        begun.set()
+        begun_event.set()
         go.wait(PATIENCE_S)
         return calls(inputs)
 
     with Batcher(PlainSession(slow), most=1, wait_s=0.0) as batcher:
-        first = batcher.submit(request(1, 3))
-        begun.wait(PATIENCE_S)
-        second = batcher.submit(request(1, 4))
-        assert second.cancel()
+        first_future = batcher.submit(request(1, 3))
+        begun_event.wait(PATIENCE_S)
+        second_future = batcher.submit(request(1, 4))
+        assert second_future.cancel()
         go.set()
-        first.result(PATIENCE_S)
+        first_future.result(PATIENCE_S)
     assert calls.shapes == [(1, 3)]
 
 
@@ -132,13 +132,13 @@ def test_many_threads_get_their_own_answers():
 def test_bad_input_is_reported():
     with pytest.raises(InputError, match="most is 0"):
         Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
-    for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
+    for wrong_value, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
         with pytest.raises(InputError, match="give at least 1 sample"):
-            Batcher(PlainSession(Calls()), most=most, wait_s=wait_s)
-    small = engine("a", profile((1, 8), (1, 16)))
+            Batcher(PlainSession(Calls()), most=wrong_value, wait_s=wait_s)
+    small_engine = engine("a", profile((1, 8), (1, 16)))
     with pytest.raises(InputError, match="most is 9, but the router's engines accept at most batch=8"):
-        Batcher(Router([small], EDGES), most=9, wait_s=0.0)
-    Batcher(Router([small], EDGES, fallbacks=[engine("any")]), most=9, wait_s=0.0).close()
+        Batcher(Router([small_engine], EDGES), most=9, wait_s=0.0)
+    Batcher(Router([small_engine], EDGES, fallbacks=[engine("any")]), most=9, wait_s=0.0).close()
     with pytest.raises(InputError, match="session is a NoneType"):
         Batcher(None, most=1, wait_s=0.0)
     with pytest.raises(InputError, match="'x' has no axis 'rows'"):
@@ -164,20 +164,20 @@ class Panic(BaseException):
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
 def test_a_base_exception_ends_the_batcher_and_all_waits(kind):
-    entered, go = Event(), Event()
+    entered_event, go = Event(), Event()
 
     def run(_):
-        entered.set()
+        entered_event.set()
         go.wait(PATIENCE_S)
         raise kind("at the third layer")
 
     batcher = Batcher(PlainSession(run), most=1, wait_s=0.0)
-    first = batcher.submit(request(1, 3))
-    assert entered.wait(PATIENCE_S)
-    waiting = [batcher.submit(request(1, size)) for size in (3, 4)]
-    waiting[0].add_done_callback(lambda _: sys.exit("a callback that ends its thread"))
+    first_future = batcher.submit(request(1, 3))
+    assert entered_event.wait(PATIENCE_S)
+    waiting_futures = [batcher.submit(request(1, size)) for size in (3, 4)]
+    waiting_futures[0].add_done_callback(lambda _: sys.exit("a callback that ends its thread"))
     go.set()
-    for future in (first, *waiting):
+    for future in (first_future, *waiting_futures):
         with pytest.raises(EnginesmithError, match=f"the batcher ended: {kind.__name__}: at the third layer"):
             future.result(PATIENCE_S)
     with pytest.raises(EnginesmithError, match="third layer; make another one"):

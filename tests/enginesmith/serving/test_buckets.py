@@ -65,14 +65,14 @@ def test_a_measurably_faster_engine_answers_and_else_the_first_one():
     def about(seconds):
         return lambda sizes: (0.95 * seconds(sizes), 1.05 * seconds(sizes))
 
-    slow, fast = about(lambda _: 2.0), about(lambda sizes: 0.1 * sizes["sequence"])
+    slow_slices, fast_slices = about(lambda _: 2.0), about(lambda sizes: 0.1 * sizes["sequence"])
     small, large = profile((1, 4), (8, 8)), profile((1, 4), (64, 64))
     assert found(list_buckets([engine("a", small, large)], PADDING), 1, 3) == ("a: batch 1..4, sequence 8..8", 1, 8)
-    measured = [engine("a", large, seconds=slow), engine("b", small, large, seconds=fast)]
-    assert found(list_buckets(measured, PADDING), 1, 3)[0].startswith("b")
-    assert found(list_buckets(measured, PADDING), 1, 30)[0].startswith("a")
-    partly = [engine("a", large), engine("b", small, seconds=fast)]
-    assert found(list_buckets(partly, PADDING), 1, 3)[0].startswith("a")
+    measured_engines = [engine("a", large, seconds=slow_slices), engine("b", small, large, seconds=fast_slices)]
+    assert found(list_buckets(measured_engines, PADDING), 1, 3)[0].startswith("b")
+    assert found(list_buckets(measured_engines, PADDING), 1, 30)[0].startswith("a")
+    partly_engines = [engine("a", large), engine("b", small, seconds=fast_slices)]
+    assert found(list_buckets(partly_engines, PADDING), 1, 3)[0].startswith("a")
     close = [engine("a", large, seconds=about(lambda _: 1.0)), engine("b", large, seconds=about(lambda _: 0.95))]
     assert found(list_buckets(close, PADDING), 1, 3)[0].startswith("a"), "their intervals overlap"
 
@@ -80,19 +80,19 @@ def test_a_measurably_faster_engine_answers_and_else_the_first_one():
 def test_intervals_between_and_beyond_timed_sizes_follow_the_rules():
     report = latency_report()
     inputs = [TensorSpec("x", "float32", ("batch", 10))]
-    timed = {item.sizes["batch"]: item.interval("session") for item in report.buckets}
+    intervals = {item.sizes["batch"]: item.interval("session") for item in report.buckets}
     seconds = measured_seconds(report, inputs, "session")
-    assert seconds({"batch": 1}) == timed[1] and seconds({"batch": 64}) == tuple(2 * end for end in timed[32])
+    assert seconds({"batch": 1}) == intervals[1] and seconds({"batch": 64}) == tuple(2 * end for end in intervals[32])
     low, high = seconds({"batch": 16})
-    assert timed[8][0] < low < timed[32][0] and timed[8][1] < high < timed[32][1]
-    few = replace(
+    assert intervals[8][0] < low < intervals[32][0] and intervals[8][1] < high < intervals[32][1]
+    few_report = replace(
         report,
         buckets=tuple(
             replace(item, quantiles=tuple(replace(q, value=None, low=None, high=None) for q in item.quantiles))
             for item in report.buckets
         ),
     )
-    assert measured_seconds(few, inputs, "session") is None
+    assert measured_seconds(few_report, inputs, "session") is None
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.5, "int8"), (0.99, "fp32"), (1.54, "fp32")])
@@ -101,12 +101,12 @@ def test_pulls_and_routers_choose_alike_from_the_same_reports(factor, expected):
     reports = {"fp32": usual, "int8": replace(usual, buckets=tuple(map(partial(scale, factor), usual.buckets)))}
     speeds = speeds_of({name * 8: report for name, report in reports.items()})
     entries = [EngineEntry("cpu", name, "any", "proven", digest=name * 8, requires=(Cpu("cpu"),)) for name in reports]
-    pulled = rank_engines(entries, Machine(), Policy(), timed=lambda _: speeds).resolution().ranked
-    assert pulled[0].precision == expected
+    pulled_ranked = rank_engines(entries, Machine(), Policy(), timed=lambda _: speeds).resolution().ranked
+    assert pulled_ranked[0].precision == expected
     timed = timed_alike(reports.values())
     routed = [
         RoutedEngine(item.precision, dict, inputs, seconds=measured_seconds(reports[item.precision], inputs, timed))
-        for item in pulled
+        for item in pulled_ranked
     ]
     for engines in (routed, routed[::-1] if factor != 0.99 else routed):
         buckets = list_buckets(engines, Padding())

@@ -25,9 +25,9 @@ def routed():
 
 
 def test_the_text_has_every_metric_with_its_labels():
-    families = {each.name: each for each in text_string_to_metric_families(prometheus_text(routed(), "m"))}
+    families = {family.name: family for family in text_string_to_metric_families(prometheus_text(routed(), "m"))}
     assert families.keys() == ROUTER_METRICS.keys()
-    result = {(s.name, *sorted(s.labels.values())): s.value for each in families.values() for s in each.samples}
+    result = {(s.name, *sorted(s.labels.values())): s.value for family in families.values() for s in family.samples}
     bucket = "a: batch 1..4, sequence <= 8"
     assert result["enginesmith_router_requests_total", bucket, "m"] == 2
     assert result["enginesmith_router_elements_total", bucket, "m", "own"] == 56
@@ -38,10 +38,10 @@ def test_the_text_has_every_metric_with_its_labels():
 def test_a_registry_shows_the_current_counts():
     router, registry = routed(), CollectorRegistry()
     register(router, "m", registry)
-    before = registry.get_sample_value("enginesmith_router_fallbacks_total", {"model": "m", "fallback": "graph"})
+    value_before = registry.get_sample_value("enginesmith_router_fallbacks_total", {"model": "m", "fallback": "graph"})
     router.run(request(2, 20))
     after = registry.get_sample_value("enginesmith_router_fallbacks_total", {"model": "m", "fallback": "graph"})
-    assert (before, after) == (1, 2)
+    assert (value_before, after) == (1, 2)
 
 
 def test_the_guide_has_every_metric():

@@ -91,10 +91,10 @@ def test_a_router_over_descriptions_pads_by_their_rules_and_falls_back_to_the_gr
         for shape in ((2, 3), (4, 8), (5, 3), (1, 9)):
             np.testing.assert_array_equal(router.run(x(*shape))["y"], expected(x(*shape)))
         counts = router.counts()
-    assert [each.name for each in counts.buckets] == [
+    assert [bucket.name for bucket in counts.buckets] == [
         f"cpu fp32 onnxruntime: batch 1..4, n <= {edge}" for edge in (4, 8)
     ]
-    assert [each.requests for each in counts.buckets] == [1, 1] and counts.fallbacks["onnx fp32 onnxruntime"] == 2
+    assert [bucket.requests for bucket in counts.buckets] == [1, 1] and counts.fallbacks["onnx fp32 onnxruntime"] == 2
 
 
 def test_a_callers_function_opens_engines_of_other_compilers(net):
@@ -111,9 +111,9 @@ def test_a_callers_function_opens_engines_of_other_compilers(net):
 def test_unroutable_engines_are_reported(net):
     with pytest.raises(DataError, match=r"a model with state, .* use enginesmith\.Streams"):
         open_described(described(net, "cpu", state=[]), None, None)
-    (bad := net.with_name("bad.json")).write_text("{}")
+    (bad_path := net.with_name("bad.json")).write_text("{}")
     with pytest.raises(DataError, match=r"bad\.json describes no engine: inputs is missing"):
-        open_described(bad, None, None)
+        open_described(bad_path, None, None)
 
 
 def test_an_engine_opens_with_onnxruntime_alone(net, monkeypatch):
@@ -149,13 +149,13 @@ def test_an_engine_outside_its_folder_is_not_opened(net, file):
 def test_sizes_that_an_engine_was_not_proven_for_are_refused(net):
     run = open_onnx(described(net, "cpu", profiles=profiles(((1, 1), (32, 8)))))
     np.testing.assert_array_equal(run(x(32, 8))["y"], expected(x(32, 8)))
-    for wrong in (x(64, 8), x(1, 9), {"x": np.zeros((1, 2), np.float64)}, {}):
+    for wrong_arrays in (x(64, 8), x(1, 9), {"x": np.zeros((1, 2), np.float64)}, {}):
         with pytest.raises(DataError):
-            run(wrong)
+            run(wrong_arrays)
     with pytest.raises(DataError, match=r"no optimization profile holds x \(64, 8\); the engine was built for"):
         run(x(64, 8))
-    anything = open_onnx(described(net, "onnx"))
-    assert anything(x(64, 9))["y"].shape == (64, 9)
+    any_runner = open_onnx(described(net, "onnx"))
+    assert any_runner(x(64, 9))["y"].shape == (64, 9)
 
 
 def test_weights_in_shards_are_found_and_checked(tmp_path):
@@ -185,14 +185,14 @@ def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_tim
     actual = publish_engines(store, engines)
     add_latencies(store, actual.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
     client = Client(tmp_path / "registry", policy=Policy(fallback="onnx"))
-    pulled = client.pull_all("digits", tmp_path / "dest")
-    assert [each.engine.precision for each in pulled] == ["fp32", "int8", "fp32"]
-    assert [each.engine.target for each in pulled] == ["cpu", "cpu", "onnx"]
-    assert [each.latency is not None for each in pulled] == [True, False, False]
-    assert all(each.path.is_file() and each.description.is_file() for each in pulled)
-    opened, _ = open_described(pulled[0].description, lambda _: dict, pulled[0].latency)
-    intervals = [bucket.interval("session") for bucket in pulled[0].latency.buckets]
-    assert [opened.seconds({"batch": size}) for size in (1, 8, 32)] == intervals
+    pulled_engines = client.pull_all("digits", tmp_path / "dest")
+    assert [item.engine.precision for item in pulled_engines] == ["fp32", "int8", "fp32"]
+    assert [item.engine.target for item in pulled_engines] == ["cpu", "cpu", "onnx"]
+    assert [item.latency is not None for item in pulled_engines] == [True, False, False]
+    assert all(item.path.is_file() and item.description.is_file() for item in pulled_engines)
+    opened_engine, _ = open_described(pulled_engines[0].description, lambda _: dict, pulled_engines[0].latency)
+    intervals = [bucket.interval("session") for bucket in pulled_engines[0].latency.buckets]
+    assert [opened_engine.seconds({"batch": size}) for size in (1, 8, 32)] == intervals
 
 
 def timed(entry: EngineEntry) -> LatencyReport:

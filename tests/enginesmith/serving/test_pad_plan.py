@@ -14,17 +14,17 @@ from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
 def test_padding_equals_numpys_and_cropping_removes_it(batch, sequence, more, longer):
-    sizes, padded = ({"batch": batch, "sequence": sequence}, {"batch": batch + more, "sequence": sequence + longer})
+    sizes, fields = ({"batch": batch, "sequence": sequence}, {"batch": batch + more, "sequence": sequence + longer})
     x = np.arange(batch * sequence, dtype=np.float32).reshape(batch, sequence)
-    plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, padded)
+    plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, fields)
     result = plan.pad({"x": x, "mask": np.ones(x.shape, np.int64)})
-    wide = np.pad(x, [(0, 0), (0, longer)], constant_values=7.0)
-    np.testing.assert_array_equal(result["x"], np.pad(wide, [(0, more), (0, 0)], mode="edge"))
+    wide_array = np.pad(x, [(0, 0), (0, longer)], constant_values=7.0)
+    np.testing.assert_array_equal(result["x"], np.pad(wide_array, [(0, more), (0, 0)], mode="edge"))
     assert result["mask"].dtype == np.int64 and result["mask"].shape == result["x"].shape
     assert plan.own_elements == 2 * x.size and plan.elements == 2 * result["x"].size
-    back = plan.crop({"each": result["x"], "mean": result["x"][:, 0]})
-    np.testing.assert_array_equal(back["each"], x)
-    assert back["mean"].shape == (batch,)
+    restored_crop = plan.crop({"each": result["x"], "mean": result["x"][:, 0]})
+    np.testing.assert_array_equal(restored_crop["each"], x)
+    assert restored_crop["mean"].shape == (batch,)
 
 
 def test_arrays_without_padding_are_not_copied():

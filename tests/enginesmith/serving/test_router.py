@@ -30,7 +30,7 @@ def test_every_request_is_counted_with_its_padding():
     with pytest.raises(DataError):
         router.run({})
     counts = router.counts()
-    assert [(each.requests, each.elements, each.padding) for each in counts.buckets] == [(2, 56, 8), (1, 48, 16)]
+    assert [(item.requests, item.elements, item.padding) for item in counts.buckets] == [(2, 56, 8), (1, 48, 16)]
     assert counts.fallbacks == {"graph": 1} and counts.requests == 4 and counts.fallback_rate == 0.25
     assert counts.padding_share == pytest.approx(24 / 128)
     assert decode(encode(counts), RouterCounts) == counts
@@ -73,7 +73,7 @@ def test_a_router_that_is_closed_refuses_requests():
 
 
 def test_floats_are_converted_for_engines_of_other_types():
-    halves = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
+    halves_specs = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
     items = []
 
     def run(inputs):
@@ -81,8 +81,8 @@ def test_floats_are_converted_for_engines_of_other_types():
         return {name: array.astype(np.float16) for name, array in Calls()(inputs).items()}
 
     outputs = tuple(TensorSpec(spec.name, "float16", spec.shape) for spec in OUTPUTS)
-    half = RoutedEngine("half", run, halves, outputs, (profile((1, 4), (17, 32)),))
-    router = Router([engine("a", profile((1, 4), (1, 16))), half])
+    half_engine = RoutedEngine("half", run, halves_specs, outputs, (profile((1, 4), (17, 32)),))
+    router = Router([engine("a", profile((1, 4), (1, 16))), half_engine])
     answer = router.run(request(2, 20))
     assert items == ["float16"] and answer["each"].dtype == np.float32
 
@@ -91,9 +91,9 @@ def test_known_shapes_excuse_no_other_input():
     router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
     inputs = request(2, 6)
     router.run(inputs)
-    for wrong in ({"x": inputs["x"].astype(np.float64)}, {"mask": inputs["mask"].astype(">i8")}, {"z": inputs["x"]}):
+    for fields in ({"x": inputs["x"].astype(np.float64)}, {"mask": inputs["mask"].astype(">i8")}, {"z": inputs["x"]}):
         with pytest.raises(DataError):
-            router.run({**inputs, **wrong})
+            router.run({**inputs, **fields})
     with pytest.raises(DataError, match="no array for input 'mask'"):
         router.run({"x": inputs["x"]})
     assert router.counts().requests == 1
@@ -122,9 +122,9 @@ def test_bad_engines_are_refused():
         Router([])
     with pytest.raises(InputError, match=r"two engines .* 'a'"):
         Router([engine("a"), engine("a")])
-    other = RoutedEngine("b", Calls(), INPUTS[:1], OUTPUTS)
+    other_engine = RoutedEngine("b", Calls(), INPUTS[:1], OUTPUTS)
     with pytest.raises(InputError, match="'b' takes"):
-        Router([engine("a"), other])
+        Router([engine("a"), other_engine])
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ from pipeline.sources.user_process import UserProcess
 @contextmanager
 def serve_here(task: Task) -> Iterator[UserProcess]:
     """What `start_user_process` gives, without a process: everything goes over the same socket."""
-    ours, theirs = socket.socketpair()
+    our_socket, their_socket = socket.socketpair()
 
     def serve() -> None:
-        with MessageChannel(theirs.detach()) as channel:
+        with MessageChannel(their_socket.detach()) as channel:
             channel.receive(Task)[0].serve(channel)
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with MessageChannel(ours.detach()) as channel:
+        with MessageChannel(our_socket.detach()) as channel:
             yield UserProcess(channel, cast("subprocess.Popen[bytes]", None), task.what.file)
     finally:
         thread.join()

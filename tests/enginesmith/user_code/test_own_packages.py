@@ -79,17 +79,17 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_an_export_runs_code_with_packages_of_these_names(folder: Path, tmp_path: Path) -> None:
     request = ExportRequest("torch", folder, "model.py", (X,), (BATCH,), function="build")
-    exported = export(request, None, None, tmp_path)
-    assert all(check.passed for check in exported.checks)
-    assert {node.op_type for node in onnx.load(exported.onnx).graph.node} == {"Add", "Mul"}
-    case = GoldenSet.load(exported.golden).cases[0]
+    export_outcome = export(request, None, None, tmp_path)
+    assert all(check.passed for check in export_outcome.checks)
+    assert {node.op_type for node in onnx.load(export_outcome.onnx).graph.node} == {"Add", "Mul"}
+    case = GoldenSet.load(export_outcome.golden).cases[0]
     assert np.allclose(case.expected["output"], case.inputs["x"] * 2 + 1)
 
 
 @pytest.mark.slow
 def test_errors_in_a_package_are_reported_with_file_and_line(folder: Path, tmp_path: Path) -> None:
-    more = {"function": "build", "arguments": {"broken": True}}
-    request = ExportRequest("torch", folder, "model.py", (X,), (BATCH,), **more)
+    more_fields = {"function": "build", "arguments": {"broken": True}}
+    request = ExportRequest("torch", folder, "model.py", (X,), (BATCH,), **more_fields)
     with pytest.raises(ModelError, match=r"pipeline/layers\.py:22: the model cannot be captured"):
         export(request, None, None, tmp_path)
 
@@ -114,6 +114,6 @@ def test_a_user_codes_process_imports_only_enginesmith(tmp_path: Path) -> None:
     task = Task(TorchProgram("torch", tmp_path, "model.py", (X,), (BATCH,), "listed"))
     with pytest.raises(ModelError, match=r"ValueError: \[\]$"), start_user_process(task) as process:
         process.ask(task, Captured)
-    opened = open_source(tmp_path, "model.py:listed", "0" * 64, (X,), (BATCH,))
-    with opened as source, pytest.raises(DataError, match=r"ValueError: \[\]$"):
+    opened_source = open_source(tmp_path, "model.py:listed", "0" * 64, (X,), (BATCH,))
+    with opened_source as source, pytest.raises(DataError, match=r"ValueError: \[\]$"):
         list(source.runs())

@@ -31,10 +31,10 @@ def digests(root: Path, *names: str) -> dict[str, str]:
 
 
 def test_a_function_is_loaded_with_its_modules_which_are_unloaded(root: Path) -> None:
-    before = set(sys.modules)
+    modules_before = set(sys.modules)
     run = load_function(root, "reading.py", "run", digests(root))
     assert run(ONES)["y"].tolist() == [5, 5]
-    assert not {"reading", "sizes", "parts", "parts.inner"} & (set(sys.modules) - before)
+    assert not {"reading", "sizes", "parts", "parts.inner"} & (set(sys.modules) - modules_before)
     assert not list(root.rglob("__pycache__")), "nothing is written there"
 
 
@@ -65,11 +65,11 @@ def test_unpublished_modules_are_not_found(root: Path) -> None:
 
 def test_bytecode_beside_the_source_is_not_run(root: Path) -> None:
     source = root / "sizes.py"
-    good, facts = source.read_bytes(), source.stat()
+    good_data, facts = source.read_bytes(), source.stat()
     source.write_text("SIDE = 9\n")
     cache = Path(importlib.util.cache_from_source(str(source)))
     py_compile.compile(str(source), str(cache), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    source.write_bytes(good)
+    source.write_bytes(good_data)
     assert facts.st_size == source.stat().st_size and cache.is_file()
     assert load_function(root, "reading.py", "run", digests(root))(ONES)["y"].tolist() == [5, 5]
 

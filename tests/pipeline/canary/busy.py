@@ -30,16 +30,16 @@ class Busy:
     def run(self, inputs: Any) -> dict[str, np.ndarray[Any, Any]]:
         with _lock:
             self._runs += 1
-            last = self._runs == self._at
-        if last:
+            is_last = self._runs == self._at
+        if is_last:
             end(self._how)
         if self._answer:
             return {"y": np.ones((1, self._answer // 4), np.float32)}
-        together = 1
+        joint_parties = 1
         if self._barrier.parties > 1:
             self._barrier.wait(PATIENCE_S)
-            together = self._barrier.parties
-        return {"y": np.array([[together, self._number, threading.get_ident() == self._thread, 0]], np.float32)}
+            joint_parties = self._barrier.parties
+        return {"y": np.array([[joint_parties, self._number, threading.get_ident() == self._thread, 0]], np.float32)}
 
 
 @contextmanager

@@ -57,11 +57,11 @@ def _write(
     evidence = pair_evidence(np.random.default_rng(seed), count, "shared", **fault)
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "candidate.jsonl", folder / "baseline.jsonl"
-    for path, side, named in zip(paths, (evidence.candidate, evidence.baseline), sides, strict=True):
-        lines = [header_of(encode(named))]
+    for path, side, named_side in zip(paths, (evidence.candidate, evidence.baseline), sides, strict=True):
+        lines = [header_of(encode(named_side))]
         for index in range(count):
-            ok = bool(side.ok[index])
-            line = {"time": index * 0.1, "latency": float(side.latency[index]), "ok": ok, "request": index}
+            is_ok = bool(side.ok[index])
+            line = {"time": index * 0.1, "latency": float(side.latency[index]), "ok": is_ok, "request": index}
             lines.append({**line, "output": "ab" * 32})
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return paths

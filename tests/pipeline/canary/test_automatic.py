@@ -29,12 +29,12 @@ from validation.canary.report import read_report
 @pytest.fixture
 def pair(store: Store) -> tuple[Manifest, Manifest]:
     """Two versions with an engine each; stable serves the first."""
-    one, two = (
+    first_manifest, second_manifest = (
         publish_engines(store, [engine(store, data=content.encode())], content, channel=None).manifest
         for content in ("one", "two")
     )
-    channels.promote(store, one, "stable")
-    return one, two
+    channels.promote(store, first_manifest, "stable")
+    return first_manifest, second_manifest
 
 
 def reason(store: Store, **options: object) -> str:
@@ -60,9 +60,9 @@ def test_a_flow_run_requests_no_worker_without_an_engine_for_its_gpu(store, pair
     (tmp_path / "digits.jsonl").touch()
 
     words = {"traffic": str(tmp_path), "target": "l4", "executor": "ray"}
-    skipped = flows.canary.fn("digits", "2", store.uri, ray_address="ray://nowhere:1", **words)
+    skipped_error = flows.canary.fn("digits", "2", store.uri, ray_address="ray://nowhere:1", **words)
     output = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4): it has engines for cpu"
-    assert (skipped.name, skipped.message) == ("Skipped", output)
+    assert (skipped_error.name, skipped_error.message) == ("Skipped", output)
     for content in ("three", "four"):
         publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)
     channels.promote(store, lookup.load(store, "digits", "3"), "stable", accepted_losses=None)
@@ -73,27 +73,27 @@ def test_a_flow_run_requests_no_worker_without_an_engine_for_its_gpu(store, pair
 def test_the_sweep_finds_a_version_without_a_verdict_once_it_is_old_enough(store, pair):
     cpu = target_named("cpu")
 
-    old = timedelta(hours=-1)
+    old_time = timedelta(hours=-1)
 
-    def due(grace: timedelta = old) -> str | None:
+    def due(grace: timedelta = old_time) -> str | None:
         return missed_version(store, "digits", "stable", cpu, grace)
 
     assert due() == "2" and due(timedelta(hours=1)) is None, "its own canary may be running"
-    assert missed_version(store, "digits", "canary", cpu, old) is None, "nothing to compare with"
+    assert missed_version(store, "digits", "canary", cpu, old_time) is None, "nothing to compare with"
     attach_canary(store, pair[1], verdict(store, pair[1], baseline=pair[0]))
     assert due() is None, "it has a verdict"
-    assert missed_version(store, "digits", "stable", target_named("sm_89"), old) == "2", "of another target"
+    assert missed_version(store, "digits", "stable", target_named("sm_89"), old_time) == "2", "of another target"
     channels.promote(store, pair[1], "stable")
     assert due() is None, "it is served"
     channels.rollback(store, "digits", "stable", by="me", why="")
-    assert missed_version(store, "digits", "stable", target_named("sm_89"), old) is None, "it was served before"
+    assert missed_version(store, "digits", "stable", target_named("sm_89"), old_time) is None, "it was served before"
 
 
 def verdict(store: Store, manifest: Manifest, baseline: Manifest) -> CanaryVerdict:
     """An INSUFFICIENT of a version's engine on this machine's kind of CPU."""
     engine_digest = str(manifest.engines[0].digest)
-    named = (this_kind().name, "INSUFFICIENT", "few requests", engine_digest, "cpu fp32 onnxruntime", baseline.digest)
-    return CanaryVerdict(*named, baseline.version, store.put_bytes(b"a report"), now())
+    names = (this_kind().name, "INSUFFICIENT", "few requests", engine_digest, "cpu fp32 onnxruntime", baseline.digest)
+    return CanaryVerdict(*names, baseline.version, store.put_bytes(b"a report"), now())
 
 
 def test_a_sweep_runs_lost_canaries_despite_a_damaged_model(built, tmp_path, monkeypatch):
@@ -110,10 +110,10 @@ def test_a_sweep_runs_lost_canaries_despite_a_damaged_model(built, tmp_path, mon
         return flows.canary.fn(registry=store.uri, traffic=str(tmp_path), target="cpu")
 
     state = sweep()
-    broken, ran = state.data
-    assert state.is_failed() and broken.startswith("broken: ") and ran.startswith("tiny@2: ")
+    broken_text, actual_text = state.data
+    assert state.is_failed() and broken_text.startswith("broken: ") and actual_text.startswith("tiny@2: ")
     (verdicts,) = canaries(store, lookup.load(store, "tiny", "2"))
-    assert ran == f"tiny@2: {verdicts.verdict}"
+    assert actual_text == f"tiny@2: {verdicts.verdict}"
     assert len(sweep().data) == 1 and len(canaries(store, lookup.load(store, "tiny", "2"))) == 1, "not run again"
 
 
@@ -137,15 +137,15 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
-    other = cpu_kinds.CpuKind("arm64-i8mm", "aarch64")
+    other_kind = cpu_kinds.CpuKind("arm64-i8mm", "aarch64")
     for module in (engines, run):
-        monkeypatch.setattr(module, "this_kind", lambda: other)
-    again = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
-    assert again.report and again.report.traffic.in_flight == 3, "as the log of production shows"
+        monkeypatch.setattr(module, "this_kind", lambda: other_kind)
+    second_canary = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
+    assert second_canary.report and second_canary.report.traffic.in_flight == 3, "as the log of production shows"
     kinds = [result.target for result in canaries(store, lookup.load(store, "tiny", "2"))]
     assert kinds == sorted([verdicts.target, "arm64-i8mm"]), "a verdict for each kind of machine"
     page = tmp_path / "page.html"
     assert built.run("report", "tiny@2", "--out", page).code == 0
     assert "arm64-i8mm" in page.read_text() and "One verdict for each target" in page.read_text()
-    shown = built.run("show", "tiny@2")
-    assert verdicts.target in shown.out and report.verdict in shown.out
+    shown_result = built.run("show", "tiny@2")
+    assert verdicts.target in shown_result.out and report.verdict in shown_result.out

@@ -70,39 +70,39 @@ def replayed(
 )
 @pytest.mark.slow
 def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, how, words):
-    written = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))
-    died = f"the process: the candidate's engine ended its process: {words}"
-    assert written.report.verdict == "FAIL" and written.report.reason.startswith(died)
+    written_replay = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))
+    died_text = f"the process: the candidate's engine ended its process: {words}"
+    assert written_replay.report.verdict == "FAIL" and written_replay.report.reason.startswith(died_text)
     logs = read_both(tmp_path / "out/candidate.jsonl", tmp_path / "out/baseline.jsonl")
     assert logs[0].ok == [True] * 300 + [False] * (len(logs[1]) - 300) and all(logs[1].ok) and len(logs[1]) == 301
     assert words in logs[0].error[300] and logs[0].died == f"{words}, at request 303 with the warm-up's"
     assert logs[0].ended and logs[1].ended and not logs[1].died
-    report = read_report(written.json.read_bytes())
-    assert f"verdict is {written.report.verdict}" in str(promotion_refusal(report, manifests[1], None))
+    report = read_report(written_replay.json.read_bytes())
+    assert f"verdict is {written_replay.report.verdict}" in str(promotion_refusal(report, manifests[1], None))
 
 
 def test_a_candidate_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
-    written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened), looks=1)
-    assert written.report.verdict == "FAIL"
-    assert "the process: the candidate's engine ended its process: exit status 3" in written.report.reason
-    again = judge_files(
+    written_replay = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened), looks=1)
+    assert written_replay.report.verdict == "FAIL"
+    assert "the process: the candidate's engine ended its process: exit status 3" in written_replay.report.reason
+    report = judge_files(
         *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), JudgeOptions(LIMITS, ""), tmp_path
     )
-    assert again.report.verdict == "FAIL" and "ended its process" in again.report.reason, "the files remember it"
+    assert report.report.verdict == "FAIL" and "ended its process" in report.report.reason, "the files remember it"
 
 
 def test_a_dead_baseline_gives_no_pass(tmp_path, manifests):
-    written = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
-    assert written.report.verdict == "INSUFFICIENT"
-    assert "the baseline's engine ended its process" in written.report.reason
+    written_replay = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
+    assert written_replay.report.verdict == "INSUFFICIENT"
+    assert "the baseline's engine ended its process" in written_replay.report.reason
 
 
 def test_an_engine_that_raises_continues_and_sys_exit_ends_it():
     with isolate("candidate", partial(opened, "raises", 1)) as session:
-        failed, answered = (serve(session, X, ReplayClock()) for _ in "ab")
-        assert failed.error == "ValueError: a request that fails" and failed.service > 0 and not session.died
-        assert answered.outputs is not None and np.array_equal(answered.outputs["y"], X["x"] * 2)
-        assert 1e-4 <= answered.service < 10 and [spec.name for spec in session.inputs] == ["x"]
+        failed_call, answered_call = (serve(session, X, ReplayClock()) for _ in "ab")
+        assert failed_call.error == "ValueError: a request that fails" and failed_call.service > 0 and not session.died
+        assert answered_call.outputs is not None and np.array_equal(answered_call.outputs["y"], X["x"] * 2)
+        assert 1e-4 <= answered_call.service < 10 and [spec.name for spec in session.inputs] == ["x"]
     with isolate("candidate", partial(opened, "sys.exit", 1)) as session:
         assert "exit status 4, at request 1" in serve(session, X, ReplayClock()).error and session.died
 
@@ -125,12 +125,12 @@ def test_a_hanging_engine_is_killed_and_counts_as_dead(monkeypatch):
 
 
 def test_an_engine_that_cannot_be_opened_is_reported():
-    died = "the candidate's engine ended its process while it was opened: signal 11"
-    with pytest.raises(EnginesmithError, match=died), isolate("candidate", partial(opened, "segfault", 0)):
+    died_text = "the candidate's engine ended its process while it was opened: signal 11"
+    with pytest.raises(EnginesmithError, match=died_text), isolate("candidate", partial(opened, "segfault", 0)):
         pass
-    for how, kind, words in (
+    for label, kind, words in (
         ("refused", DataError, "engine is none"),
         ("broken", EnginesmithError, "RuntimeError: no such"),
     ):
-        with pytest.raises(kind, match=words), isolate("baseline", partial(opened, how)):
+        with pytest.raises(kind, match=words), isolate("baseline", partial(opened, label)):
             pass

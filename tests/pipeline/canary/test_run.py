@@ -33,15 +33,15 @@ def test_a_run_stops_at_the_deciding_look(built, tmp_path, fault, looks):
     store = built.store
     reference, target = parse_reference("tiny@1"), target_named("cpu")
     expected = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=ReplayPace(), looks=4)
-    ticking, output = Ticking(), []
-    engines = [Engine(ticking, np.random.default_rng(seed), kind) for seed, kind in enumerate((fault, ""))]
+    ticking_clock, output = Ticking(), []
+    engines = [Engine(ticking_clock, np.random.default_rng(seed), kind) for seed, kind in enumerate((fault, ""))]
     sides = [choose(store, reference, target, None)] * 2
     limits = Thresholds({"p50": 0.005}, error_rate=None) if not fault else Thresholds()
-    written = CanaryExecution(expected, sides, limits, "a test", traffic(1200), output.append).run(
-        *engines, ticking.clock()
+    written_result = CanaryExecution(expected, sides, limits, "a test", traffic(1200), output.append).run(
+        *engines, ticking_clock.clock()
     )
-    assert len(output) == len(written.report.looks.requests) == looks
-    assert written.report.verdict == ("FAIL" if fault else "INSUFFICIENT")
+    assert len(output) == len(written_result.report.looks.requests) == looks
+    assert written_result.report.verdict == ("FAIL" if fault else "INSUFFICIENT")
     assert len(read_observations(tmp_path / "out/candidate.jsonl")) == 300 * looks
 
 
@@ -73,17 +73,17 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     decoder = path.parent / "decoder.onnx"
     model = onnx.load(decoder)
     weights = next(item for item in model.graph.initializer if item.name == "w2")
-    changed = numpy_helper.to_array(weights)[:, ::-1]
-    weights.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed), "w2"))
+    changed_weights = numpy_helper.to_array(weights)[:, ::-1]
+    weights.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed_weights), "w2"))
     onnx.save(model, decoder)
     assert enginesmith.build(path, registry=folder / "registry").version == "2"
     return folder
 
 
 def test_an_ensemble_with_other_answers_fails(pairs: Path, tmp_path: Path) -> None:
-    written = replay_recorded(pairs / "registry", "pair", tmp_path / "canary", pairs / "pair.jsonl")
-    assert written.report.verdict == "FAIL", written.report.reason
-    assert "answer" in written.report.reason and written.report.candidate.backend == "ensemble"
+    written_report = replay_recorded(pairs / "registry", "pair", tmp_path / "canary", pairs / "pair.jsonl")
+    assert written_report.report.verdict == "FAIL", written_report.report.reason
+    assert "answer" in written_report.report.reason and written_report.report.candidate.backend == "ensemble"
 
 
 def test_thresholds_come_from_its_spec(pairs: Path) -> None:
@@ -112,7 +112,7 @@ def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
     with enginesmith.Recorder(traffic) as recorder:
         for index in range(4000):
             recorder.append({name: array[index % len(array)] for name, array in golden.items()})
-    written = replay_recorded(registry, "reader", tmp_path / "canary", traffic)
-    assert written.report.verdict == "PASS", written.report.reason
-    (judged,) = {item.requests for item in written.report.criteria if item.kind == "share"}
-    assert 1497 <= judged <= 4000, "so many without an error prove the error budget"
+    written_report = replay_recorded(registry, "reader", tmp_path / "canary", traffic)
+    assert written_report.report.verdict == "PASS", written_report.report.reason
+    (judged_counts,) = {item.requests for item in written_report.report.criteria if item.kind == "share"}
+    assert 1497 <= judged_counts <= 4000, "so many without an error prove the error budget"

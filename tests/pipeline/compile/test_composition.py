@@ -28,15 +28,15 @@ def context_of(project: Project) -> RunContext:
 @pytest.fixture
 def proven(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when a unit was judged."""
-    judged, validate = threading.Event(), composition.validate
+    judged_event, validate = threading.Event(), composition.validate
 
     def note(*arguments: Any) -> Any:
         result = validate(*arguments)
-        judged.set()
+        judged_event.set()
         return result
 
     monkeypatch.setattr(composition, "validate", note)
-    return judged
+    return judged_event
 
 
 def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
@@ -50,11 +50,11 @@ def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
     project.change_spec(targets=["cpu"], precisions=["int8", "fp32"])
     result = project.build()
     assert result.code == 0, result.err
-    planned = project.run("plan", project.spec, "--json").json["units"]
-    assert [row["precision"] for row in result.json["engines"]] == [unit["precision"] for unit in planned]
+    planned_units = project.run("plan", project.spec, "--json").json["units"]
+    assert [row["precision"] for row in result.json["engines"]] == [unit["precision"] for unit in planned_units]
     assert {row["status"] for row in result.json["engines"]} == {"proven"}
-    again = project.build()
-    assert again.json["cached"] and again.json["version"] == result.json["version"]
+    second_build = project.build()
+    assert second_build.json["cached"] and second_build.json["version"] == result.json["version"]
 
 
 crash = raising(StepError("KeyError: 't'", "crash", "the log"))
@@ -72,8 +72,8 @@ def test_failed_calibration_costs_no_other_precision(project, monkeypatch):
     failure = rows["int8"]["failure"]
     assert (failure["kind"], failure["log"]) == ("crash", "the log") and "--precision int8" in failure["reproduce"]
     assert rows["fp16"]["notes"][0] == "written without measured ranges: calibrate: KeyError: 't'"
-    shown = {row["precision"]: row for row in project.run("show", "tiny", "--json").json["engines"]}
-    assert shown["int8"]["status"] == "failed" and "KeyError" in shown["int8"]["reason"]
+    shown_rows = {row["precision"]: row for row in project.run("show", "tiny", "--json").json["engines"]}
+    assert shown_rows["int8"]["status"] == "failed" and "KeyError" in shown_rows["int8"]["reason"]
     page = project.page()
     assert "calibrate: KeyError" in page
     monkeypatch.undo()
@@ -96,11 +96,11 @@ def test_a_failed_search_fails_its_waiting_kinds(project, monkeypatch):
     monkeypatch.setattr(composition, "choose", crash)
     ranges = Observed("d" * 64, "f" * 64, "e" * 64, 3)
     run = composition.Run(spec, context)
-    failed = run._search([kind], EXPORTED, ranges)
-    assert failed == {kind: StepFailure("search int8: KeyError: 't'", "crash", "the log")}
-    assert graphs.quantize(INT8, EXPORTED, ranges, failed, run).failure == failed[kind]
-    observed = StepFailure("calibrate: no")  # without ranges nothing is searched
-    assert run._search([kind], EXPORTED, observed) == {kind: observed}
+    failed_search = run._search([kind], EXPORTED, ranges)
+    assert failed_search == {kind: StepFailure("search int8: KeyError: 't'", "crash", "the log")}
+    assert graphs.quantize(INT8, EXPORTED, ranges, failed_search, run).failure == failed_search[kind]
+    observed_failure = StepFailure("calibrate: no")  # without ranges nothing is searched
+    assert run._search([kind], EXPORTED, observed_failure) == {kind: observed_failure}
 
 
 def test_an_unreachable_service_ends_the_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +148,9 @@ def test_the_exported_model_is_planned_before_any_sample_is_observed(project, mo
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
     monkeypatch.setattr(composition, "observe", crash)
     run = composition.Run(load_spec(project.spec), context_of(project))
-    first = next(run.plan(run.quantize(EXPORTED)))
-    assert [unit.name for unit in first.plan.units] == ["cpu fp32 onnxruntime"]
+    first_unit = next(run.plan(run.quantize(EXPORTED)))
+    assert [unit.name for unit in first_unit.plan.units] == ["cpu fp32 onnxruntime"]
     update = {"required": ("cpu int8",)}
-    required = replace(run, spec=run.spec.model_copy(update={"build": run.spec.build.model_copy(update=update)}))
-    (both,) = required.plan(required.quantize(EXPORTED))
-    assert {unit.name: unit.action for unit in both.plan.units}["cpu int8 onnxruntime"] == "failed"
+    required_run = replace(run, spec=run.spec.model_copy(update={"build": run.spec.build.model_copy(update=update)}))
+    (both_plan,) = required_run.plan(required_run.quantize(EXPORTED))
+    assert {unit.name: unit.action for unit in both_plan.plan.units}["cpu int8 onnxruntime"] == "failed"

@@ -58,8 +58,8 @@ def test_a_changed_calibration_sample_without_effect_on_engines_is_reported(proj
     project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "method": "minmax"})
     assert project.build().code == 0
     data = arrays(project.folder / "calibration.npz")["x"]
-    inner = np.unravel_index(np.abs(data).argmin(), data.shape)
-    data[inner] *= 0.5
+    smallest_index = np.unravel_index(np.abs(data).argmin(), data.shape)
+    data[smallest_index] *= 0.5
     np.savez(project.folder / "calibration.npz", x=data)
     units, changes = planned(project)
     assert {unit["action"] for unit in units.values()} == {"cached"}
@@ -139,7 +139,7 @@ def snapshot(place: Path) -> dict[str, bytes]:
 
 def test_without_an_export_a_plan_writes_nothing_and_lists_unknowns(built, monkeypatch):
     write_model(built.folder / "tiny.onnx", weights(seed=5))
-    before = snapshot(built.registry)
+    snapshot_before = snapshot(built.registry)
     monkeypatch.setattr("builders.execution.local.LocalExecutor.run", lambda *_: pytest.fail("it runs something"))
     monkeypatch.setattr(filestore.os, "access", lambda *_: False)  # a registry that is not this user's
     units, changes = planned(built, "--no-export")
@@ -149,7 +149,7 @@ def test_without_an_export_a_plan_writes_nothing_and_lists_unknowns(built, monke
     assert changes == [f"{MODEL} changed"]
     result = built.run("plan", built.spec, "--no-export")
     assert "0 build, 0 cached, 0 refused, 6 unknown" in result.out and "6 of 6 units are unknown" in result.err
-    assert snapshot(built.registry) == before
+    assert snapshot(built.registry) == snapshot_before
 
 
 def test_without_an_export_uncalibrated_units_are_known(built: Project) -> None:
@@ -162,9 +162,9 @@ def test_without_an_export_uncalibrated_units_are_known(built: Project) -> None:
 
 def test_a_plan_reports_its_first_step(project: Project) -> None:
     project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
-    first = project.run("plan", project.spec, "--no-export")
-    assert first.code == 0
-    assert "no engine for this unit yet; the action is known once the model is exported" in first.out
+    first_result = project.run("plan", project.spec, "--no-export")
+    assert first_result.code == 0
+    assert "no engine for this unit yet; the action is known once the model is exported" in first_result.out
     result = project.run("plan", project.spec)
     assert "export is missing and runs first" in result.err and "export ..." in result.err
     assert "not on record" not in project.run("plan", project.spec).err
@@ -183,7 +183,7 @@ def test_inputs_of_a_torch_model_have_its_authors_names(tmp_path: Path, monkeypa
     (folder / "net.py").write_text("import numpy\nfrom layers import Layer\n\ndef build():\n    return Layer()\n")
     (folder / "layers.py").write_text("class Layer: pass\n")
     (folder / "w.safetensors").write_bytes(b"weights")
-    before = torch_inputs(folder)["export"]
+    export_before = torch_inputs(folder)["export"]
     for name, change in [
         ("w.safetensors", "weights w.safetensors changed"),
         ("net.py", "entry point net.py changed"),
@@ -191,16 +191,16 @@ def test_inputs_of_a_torch_model_have_its_authors_names(tmp_path: Path, monkeypa
     ]:
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content + b"\n# a comment\n")
-        assert differences(before, torch_inputs(folder)["export"]) == [change]
+        assert differences(export_before, torch_inputs(folder)["export"]) == [change]
         (folder / name).write_bytes(content)
-    other = {"numpy": "99.0"}
-    monkeypatch.setattr("pipeline.compile.run_context.version_of", lambda name: other.get(name, "1.0"))
+    fields = {"numpy": "99.0"}
+    monkeypatch.setattr("pipeline.compile.run_context.version_of", lambda name: fields.get(name, "1.0"))
     monkeypatch.setattr(
-        "pipeline.compile.run_context.versions_of", lambda *names: {name: other.get(name, "1.0") for name in names}
+        "pipeline.compile.run_context.versions_of", lambda *names: {name: fields.get(name, "1.0") for name in names}
     )
     spec["source"] |= {"opset": 20, "arguments": {"width": 8}}
     (folder / "net.yaml").write_text(yaml.safe_dump(spec))
-    changes = differences(before, torch_inputs(folder)["export"])
+    changes = differences(export_before, torch_inputs(folder)["export"])
     assert {"source.opset: 18 -> 20", "source.arguments.width: none -> 8"} <= set(changes)
     assert any(change.startswith("version of numpy: ") and change.endswith("-> 99.0") for change in changes)
 
@@ -213,13 +213,13 @@ def test_a_file_that_is_no_longer_read_is_not_listed() -> None:
 
 
 def test_changed_code_is_reported_in_one_line_by_module() -> None:
-    before = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
-    assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
-    two = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
-    assert two == ["code of pipeline.m2 and pipeline.new changed"]
+    texts = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
+    assert differences(texts, {**texts, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
+    second_names = differences(texts, {**texts, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
+    assert second_names == ["code of pipeline.m2 and pipeline.new changed"]
     message = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
-    assert differences(before, dict.fromkeys(before, "b" * 64)) == [message]
-    assert differences(before, {}) == [message], "code that is reached no more is a change of what refers to it"
+    assert differences(texts, dict.fromkeys(texts, "b" * 64)) == [message]
+    assert differences(texts, {}) == [message], "code that is reached no more is a change of what refers to it"
 
 
 @pytest.mark.parametrize(("place", "weights_file", "name"), [

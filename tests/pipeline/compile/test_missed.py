@@ -45,22 +45,22 @@ def loud(project: Project) -> Project:
 def built_loud(tmp_path_factory: pytest.TempPathFactory, one_server: OneServer) -> tuple[Path, Result]:
     """The folder of its project and registry after one build, which did not end its search before it had an engine."""
     folder = tmp_path_factory.mktemp("loud")
-    built, build, search = threading.Event(), composition.build, composition.search_missed
+    built_event, build, search = threading.Event(), composition.build, composition.search_missed
 
     def note(unit: Any, *others: Any) -> Any:
         engine = build(unit, *others)
-        built.set()
+        built_event.set()
         return engine
 
     def wait(*arguments: Any) -> Any:
-        assert built.wait(PATIENCE_S), "no engine was built before the search ended"
+        assert built_event.wait(PATIENCE_S), "no engine was built before the search ended"
         return search(*arguments)
 
     write_project(folder / "project")
-    with capture() as printed, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(composition, "build", note)
-        patched.setattr(composition, "search_missed", wait)
-        return folder, make_loud(Project(folder / "project", printed)).build()
+    with capture() as printed_capture, pytest.MonkeyPatch.context() as patched_context:
+        patched_context.setattr(composition, "build", note)
+        patched_context.setattr(composition, "search_missed", wait)
+        return folder, make_loud(Project(folder / "project", printed_capture)).build()
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def test_a_repair_is_searched_proven_and_reported_everywhere(
     assert result.code == 0, result.err
     assert f"plain {SEARCHED_INT8}: plain ranges missed quantization " in result.err
     assert f"{CHOICE}: done" in result.err
-    plain, row = (row for name in ("fp32", "int8") for row in result.json["engines"] if row["precision"] == name)
-    assert plain["status"] == row["status"] == "proven" and WHY in row["reason"] and ", limit " in row["reason"]
+    plain_row, row = (row for name in ("fp32", "int8") for row in result.json["engines"] if row["precision"] == name)
+    assert plain_row["status"] == row["status"] == "proven" and WHY in row["reason"] and ", limit " in row["reason"]
     assert "of the multiplications with weights in int8, no node left in float by it" in row["reason"]
     assert row["notes"][0].startswith(WHY)
-    assert WHY not in plain["reason"]
+    assert WHY not in plain_row["reason"]
     assert WHY in searched.run("show", "tiny", "--json").out
     page = searched.page()
     assert "plain ranges missed quantization" in page
@@ -110,8 +110,8 @@ def test_a_repair_is_searched_proven_and_reported_everywhere(
 def test_another_run_and_another_golden_set_repeat_no_search(searched: Project) -> None:
     search_records = searches(searched)
     assert len(search_records) == 1
-    again = searched.build()
-    assert again.json["cached"] and f"{CHOICE}: done" not in again.err
+    second_build = searched.build()
+    assert second_build.json["cached"] and f"{CHOICE}: done" not in second_build.err
     write_data(searched, 3)
     assert f"{CHOICE}: cached" in searched.build().err and searches(searched) == search_records
 
@@ -121,17 +121,17 @@ def test_never_leaves_a_failure_and_the_plan_describes_a_search(loud: Project) -
     row = rows(loud)["int8"]
     assert row["status"] == "failed" and "searched" not in row["reason"] and not searches(loud)
     loud.change_spec(quantization=None)
-    planned = loud.run("plan", loud.spec, "--no-export", "--json").json
-    (unit,) = [unit for unit in planned["units"] if unit["precision"] == "int8"]
+    planned_document = loud.run("plan", loud.spec, "--no-export", "--json").json
+    (unit,) = [unit for unit in planned_document["units"] if unit["precision"] == "int8"]
     assert unit["action"] == "unknown" and unit["reason"].startswith("plain ranges missed quantization ")
     assert unit["reason"].endswith("build searches for a better quantization; the action is known after the search")
-    assert planned["missing"] == [f"search of {SEARCHED_INT8}"]
+    assert planned_document["missing"] == [f"search of {SEARCHED_INT8}"]
     assert "1 build" not in loud.run("plan", loud.spec, "--no-export").out and not searches(loud)
 
 
 def test_a_first_plan_predicts_the_search(loud: Project) -> None:
-    out = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
-    message = {unit["precision"]: "if plain calibration misses the limits" in unit["reason"] for unit in out}
+    units = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
+    message = {unit["precision"]: "if plain calibration misses the limits" in unit["reason"] for unit in units}
     assert message == {"fp32": False, "int8": True}
     loud.change_spec(quantization={"search": "never"})
     assert "searched if" not in loud.run("plan", loud.spec, "--no-export", "--json").out

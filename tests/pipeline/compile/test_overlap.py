@@ -19,16 +19,16 @@ def samples(folder: Path, name: str, x: np.ndarray) -> Samples:
 
 
 def passed(source: Samples | GeneratedSamples) -> bytes:
-    noted = DigestCollector(source)
-    assert list(noted.runs())
-    return noted.seen
+    noted_collector = DigestCollector(source)
+    assert list(noted_collector.runs())
+    return noted_collector.seen
 
 
 @pytest.mark.parametrize(("shared", "share"), [(0, 0.0), (6, 0.5), (7, 7 / 12), (12, 1.0)])
 def test_the_share_of_golden_samples_in_calibration_is_reported(tmp_path: Path, shared: int, share: float) -> None:
     rng = np.random.default_rng(0)
-    golden, others = rng.normal(size=(12, 8)).astype("f"), rng.normal(size=(20, 8)).astype("f")
-    calibration = samples(tmp_path, "calibration", np.concatenate([others, golden[:shared][::-1]]))
+    golden, other_array = rng.normal(size=(12, 8)).astype("f"), rng.normal(size=(20, 8)).astype("f")
+    calibration = samples(tmp_path, "calibration", np.concatenate([other_array, golden[:shared][::-1]]))
     actual = samples(tmp_path, "golden", golden)
     check = overlap_check(golden_digests(actual.batches(), actual.complete), passed(calibration))
     assert check.value == share and check.passed == (share <= 0.5)
@@ -37,19 +37,19 @@ def test_the_share_of_golden_samples_in_calibration_is_reported(tmp_path: Path, 
 
 def test_every_way_to_store_the_same_samples_is_recognized(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(6, 8)).astype("f")
-    grouped, complete = samples(tmp_path, "grouped", x), samples(tmp_path, "complete", x[:, None])
-    generated = [
+    grouped_samples, complete = samples(tmp_path, "grouped", x), samples(tmp_path, "complete", x[:, None])
+    generated_samples = [
         GeneratedSamples(lambda items=items: items, "made", "0" * 64, X, BATCH)
         for items in ([{"x": row} for row in x], [{"x": x}], [{"x": x[:3]}, {"x": x[3:]}])
     ]
-    for golden in (grouped, complete):
+    for golden in (grouped_samples, complete):
         digests = golden_digests(golden.batches(), golden.complete)
-        for source in (grouped, complete, *generated):
+        for source in (grouped_samples, complete, *generated_samples):
             assert overlap_check(digests, passed(source)).value == 1.0
-    noted = DigestCollector(grouped)
-    parts = [DigestCollector(grouped), DigestCollector(grouped)]
-    assert list(noted.runs()) and list(parts[0].runs(0, 3)) and list(parts[1].runs(3))
-    assert merge_digests(part.seen for part in parts) == noted.seen
+    noted_collector = DigestCollector(grouped_samples)
+    parts = [DigestCollector(grouped_samples), DigestCollector(grouped_samples)]
+    assert list(noted_collector.runs()) and list(parts[0].runs(0, 3)) and list(parts[1].runs(3))
+    assert merge_digests(part.seen for part in parts) == noted_collector.seen
 
 
 def test_tokens_shared_by_two_sequences_are_no_overlap(tmp_path: Path) -> None:

@@ -67,18 +67,18 @@ def test_equal_graphs_are_one_build_for_all_ranges_and_methods() -> None:
     )
     (unit,) = candidates(spec, Selection())
     graph = Graph(unit.variant, "a" * 64, REQUEST.inputs, REQUEST.outputs, scales="b" * 64)
-    first, second = (plan._request(spec, unit, replace(graph, scales=digit * 64)) for digit in "bc")
-    assert first.key == second.key
+    first_request, second_request = (plan._request(spec, unit, replace(graph, scales=digit * 64)) for digit in "bc")
+    assert first_request.key == second_request.key
 
 
 @pytest.mark.parametrize(("precision", "reason"), [("fp32", "file: 1 -> 2"), ("int8", "file: 1 -> 2; rows: 1 -> 2")])
 def test_new_calibration_data_are_no_cause_where_nothing_is_calibrated(precision: Any, reason: str) -> None:
-    old = replace(REQUEST, precision=precision)
+    old_request = replace(REQUEST, precision=precision)
     sources = SimpleNamespace(onnx="1", inputs={"export": {"file": 1}, "calibration": {"rows": 1}})
     work: Any = None
     causes, inputs = Causes(work), {"export": {"file": 2}, "calibration": {"rows": 2}}
-    vars(causes).update(before={old.unit: SimpleNamespace(request=old, sources=sources)}, inputs=inputs)
-    assert causes.of_build(replace(old, model="c" * 64), "2") == reason
+    vars(causes).update(before={old_request.unit: SimpleNamespace(request=old_request, sources=sources)}, inputs=inputs)
+    assert causes.of_build(replace(old_request, model="c" * 64), "2") == reason
 
 
 def test_the_reason_is_the_known_cause_and_a_first_build_has_none() -> None:
@@ -99,9 +99,9 @@ def test_a_build_record_of_other_code_counts_as_missing(project: Project, tmp_pa
 def test_wide_means_one_profile_over_all_buckets() -> None:
     inputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
     dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 48, 64, (32, 64)))
-    wide = discovery.configure("tensorrt-rtx", {"profiles": "wide"})
-    (one,) = profiles(inputs, plan._buckets_for(wide, dims))
-    assert one.inputs[0][1:] == ((1, 1), (2, 48), (4, 64))
+    wide_backend = discovery.configure("tensorrt-rtx", {"profiles": "wide"})
+    (first_profile,) = profiles(inputs, plan._buckets_for(wide_backend, dims))
+    assert first_profile.inputs[0][1:] == ((1, 1), (2, 48), (4, 64))
     for name in ("tensorrt-rtx", "onnxruntime"):
         assert len(list(profiles(inputs, plan._buckets_for(discovery.configure(name, {}), dims)))) == 2
 
@@ -110,9 +110,9 @@ def test_wide_means_one_profile_over_all_buckets() -> None:
 def test_buckets_cover_every_size_once(edges: list[int], low: int) -> None:
     edges = sorted(edge for edge in edges if edge >= low) or [low]
     dim = Dim("n", low, edges[-1], edges[-1], tuple(edges))
-    covered = [size for first, _, last in dim.buckets() for size in range(first, last + 1)]
-    assert covered == list(range(low, edges[-1] + 1))
-    assert {first for first, _, _ in dim.buckets()} | set(edges) == set(dim.test_sizes())
+    covered_sizes = [size for first_size, _, last_size in dim.buckets() for size in range(first_size, last_size + 1)]
+    assert covered_sizes == list(range(low, edges[-1] + 1))
+    assert {first_size for first_size, _, _ in dim.buckets()} | set(edges) == set(dim.test_sizes())
 
 
 def test_a_required_pattern_covers_groups_and_products() -> None:
@@ -122,17 +122,17 @@ def test_a_required_pattern_covers_groups_and_products() -> None:
 
 
 def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
-    out = built.run("plan", built.spec).out
-    assert "5 cached, 1 refused" in out and "an engine with this build key is in the registry" in out
-    assert "use fp16" in out
-    out = built.run("build", built.spec).out
+    output = built.run("plan", built.spec).out
+    assert "5 cached, 1 refused" in output and "an engine with this build key is in the registry" in output
+    assert "use fp16" in output
+    output = built.run("build", built.spec).out
     for word in ("proven", "unproven", "refused", "accuracy"):
-        assert word in out
-    *_, note, last = out.splitlines()
-    assert note.startswith("SQNR, accuracy: measured on the engine") and last.startswith(
+        assert word in output
+    *_, note, last_line = output.splitlines()
+    assert note.startswith("SQNR, accuracy: measured on the engine") and last_line.startswith(
         "tiny@1 unchanged: everything was cached; "
     )
-    assert "report.html" in last, "where nothing is new: the table and one line"
+    assert "report.html" in last_line, "where nothing is new: the table and one line"
 
 
 def test_too_many_profiles_are_refused_early() -> None:
@@ -149,9 +149,9 @@ def test_too_many_profiles_are_refused_early() -> None:
     )
     (item,) = candidates(spec, Selection())
     tensor = (TensorSpec("x", "float32", tuple(names)),)
-    exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
+    export_value = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
     request = plan._request(spec, item, Graph(GraphVariant("fp32"), "0" * 64, tensor, tensor))
-    assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
+    assert "combine to more than 64 profiles" in (plan._refusal(export_value, item, request) or "")
 
 
 def test_the_plan_names_known_compiler_faults_with_their_source(store: Store) -> None:
@@ -162,8 +162,8 @@ def test_the_plan_names_known_compiler_faults_with_their_source(store: Store) ->
     entries = {}
     for mode in ("linear", "cubic", "nearest"):
         model = store.put_bytes(build(*shapes, text.format(mode=mode), {}).SerializeToString())
-        full = replace(REQUEST, model=model, backend="tensorrt", toolchain=(("tensorrt", "11.1.0"),))
-        entries[mode] = plan._judge_known(full, context)
+        full_request = replace(REQUEST, model=model, backend="tensorrt", toolchain=(("tensorrt", "11.1.0"),))
+        entries[mode] = plan._judge_known(full_request, context)
     assert entries["linear"].refusal is None and "(GridSample) " in entries["linear"].notes[0]
     assert "https://github.com/NVIDIA/TensorRT/issues/" in entries["linear"].notes[0]
     assert "opset 18" in (entries["cubic"].refusal or "") and "/issues/4646" in (entries["cubic"].refusal or "")
@@ -235,9 +235,9 @@ def test_backends_that_the_server_cannot_open_are_a_mistake() -> None:
 
 def test_each_unit_names_its_builder_its_servers_and_gaps_of_the_matrix() -> None:
     spec = served("triton", ("h100",))
-    tuned, portable = candidates(spec, Selection(workers=(("h100", "on a Ray worker with sm_90"),)))
-    assert (tuned.built_at, tuned.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
-    assert (portable.built_at, portable.opens_in) == ("here", "Triton, ONNX Runtime")
+    tuned_candidate, portable_candidate = candidates(spec, Selection(workers=(("h100", "on a Ray worker with sm_90"),)))
+    assert (tuned_candidate.built_at, tuned_candidate.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
+    assert (portable_candidate.built_at, portable_candidate.opens_in) == ("here", "Triton, ONNX Runtime")
     assert candidates(spec, Selection())[0].built_at == "nowhere in this fleet"
     assert {item.opens_in for item in candidates(served("rtx", ("l4",)), Selection())} == {"TensorRT for RTX only"}
     data = {"precisions": ["fp16", "int8"], "calibration": {"data": "c.npz"}}
@@ -257,21 +257,21 @@ def test_each_unit_names_its_builder_its_servers_and_gaps_of_the_matrix() -> Non
 
 def test_a_unit_for_triton_without_its_gpu_is_refused_with_the_reason(project: Project) -> None:
     project.change_spec(serve="triton", backends=None, targets=["sm_90"], precisions=["fp32"], calibration=None)
-    tuned, portable = project.run("plan", project.spec, "--json").json["units"]
-    assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
-    assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in tuned["reason"]
-    assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")
+    unit, portable_unit = project.run("plan", project.spec, "--json").json["units"]
+    assert (unit["backend"], unit["action"], unit["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
+    assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in unit["reason"]
+    assert (portable_unit["action"], portable_unit["opens_in"]) == ("build", "Triton, ONNX Runtime")
 
 
 def test_a_clusters_workers_are_its_present_or_awaited_nodes(monkeypatch):
     monkeypatch.setattr(RayExecutor, "has_node", lambda _, needs: needs.labels["enginesmith/sm"] == "sm_90")
     monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
     spec, cluster = served("triton", ("h100", "l4", "cpu")), RayExecutor("ray://head:1")
-    here = ("h100", "on a Ray worker with sm_90")
-    assert find_ray_workers(spec, cluster, waits=False) == (here,)
-    assert find_ray_workers(spec, cluster, waits=True) == (here, ("l4", "on a Ray worker with sm_89, once one comes"))
+    texts = ("h100", "on a Ray worker with sm_90")
+    assert find_ray_workers(spec, cluster, waits=False) == (texts,)
+    assert find_ray_workers(spec, cluster, waits=True) == (texts, ("l4", "on a Ray worker with sm_89, once one comes"))
     assert find_ray_workers(spec, LocalExecutor(), waits=True) == ()
     requests = [
-        depends_on_workers(each, RunOptions(executor="ray")) for each in (spec, served("rtx"), served(None, ("cpu",)))
+        depends_on_workers(item, RunOptions(executor="ray")) for item in (spec, served("rtx"), served(None, ("cpu",)))
     ]
     assert requests == [True, False, False] and not depends_on_workers(spec, RunOptions())

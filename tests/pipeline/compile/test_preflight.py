@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def spec_of(folder: Path, **parts: object) -> ModelSpec:
     x, z = {"dtype": "float32", "shape": ["batch", 3]}, {"dtype": "float32", "shape": [1, 3]}
-    whole = {
+    whole_fields = {
         "model": "m",
         "source": {"onnx": "m.onnx"},
         "inputs": {"x": x, "z": z},
@@ -42,7 +42,7 @@ def spec_of(folder: Path, **parts: object) -> ModelSpec:
         "backends": {"onnxruntime": {}},
         **parts,
     }
-    (folder / "spec.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
+    (folder / "spec.yaml").write_text(yaml.safe_dump(whole_fields, sort_keys=False))
     return load_spec(folder / "spec.yaml")
 
 
@@ -101,17 +101,17 @@ def test_contradictions_of_the_model_are_reported_without_blaming_data(folder, i
 
 
 def test_an_input_with_a_value_is_not_in_the_spec(folder: Path) -> None:
-    unknown, twice = mistakes(spec_of(folder, source={"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}))
-    assert "source.arguments.w: the model has no such input; its inputs are x, z" in unknown
+    first_mistakes, twice = mistakes(spec_of(folder, source={"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}))
+    assert "source.arguments.w: the model has no such input; its inputs are x, z" in first_mistakes
     assert "inputs.z: the model has no such input; its inputs are x" in twice
 
 
 def test_outputs_named_by_metric_and_contract_must_exist(folder: Path) -> None:
     golden = {"data": "gold.npz", "labels": "label", "metric": {"output": "logits", "floor": 0.5}}
     contract = {"contract": {"structured": {"boxes": {"finite": True}}}}
-    first, second = mistakes(spec_of(folder, golden=golden, validation=contract))
-    assert "golden.metric.output: output 'logits' is not in the model" in first
-    assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second
+    first_mistakes, second_mistakes = mistakes(spec_of(folder, golden=golden, validation=contract))
+    assert "golden.metric.output: output 'logits' is not in the model" in first_mistakes
+    assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second_mistakes
 
 
 def test_invalid_files_are_reported_together(folder: Path) -> None:
@@ -151,15 +151,15 @@ def test_large_files_take_no_longer(folder: Path) -> None:
             np.lib.format.write_array_header_1_0(stream, header)
             stream.truncate(stream.tell() + (1 << 29) * 12)
     check_files(spec_of(folder))  # imports
-    before = bytes_read()
+    count_before = bytes_read()
     check_files(spec_of(folder, calibration={"data": "data"}))
-    assert bytes_read() - before < 16 << 20
+    assert bytes_read() - count_before < 16 << 20
 
 
 def bytes_read() -> int:
     """What this process has read so far, and what it has touched of files that are mapped."""
-    read = int(Path("/proc/self/io").read_text().split()[1])
-    return read + resource.getrusage(resource.RUSAGE_SELF).ru_minflt * mmap.PAGESIZE
+    loaded_number = int(Path("/proc/self/io").read_text().split()[1])
+    return loaded_number + resource.getrusage(resource.RUSAGE_SELF).ru_minflt * mmap.PAGESIZE
 
 
 # Each starts threads, or takes time and memory that most steps do not need.

@@ -42,15 +42,15 @@ def context(tmp_path: Path, start: Start) -> RunContext:
 
 def count(context: RunContext, key: dict[str, object], blob: str) -> list[str]:
     """Ask for a step's value; the jobs that had to run for it."""
-    ran: list[str] = []
+    actual_texts: list[str] = []
 
     def shown(executor: Executor, name: str, job: Job[Echoed]) -> Echoed:
-        ran.append("ran")
+        actual_texts.append("ran")
         return context.run_job(executor, name, job)
 
     job = Job("echo", Echo(blob))
     assert context.once("echo", "echo", key, job, lambda value: [value.blob], shown) == Echoed(blob)
-    return ran
+    return actual_texts
 
 
 def test_a_step_runs_once_per_key_and_again_if_its_blob_is_missing(context: RunContext) -> None:
@@ -65,9 +65,9 @@ def test_job_events_name_their_step(context: RunContext) -> None:
     progress = Hears()
     hearing = replace(context, progress=progress)
     assert hearing.run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
-    heard = progress.heard
-    assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
-    assert {event.name for event in heard} == {"echo of int8"}
+    heard_events = progress.heard
+    assert heard_events[0] == Started("echo of int8", "here") and isinstance(heard_events[-1], ProcessEnded)
+    assert {event.name for event in heard_events} == {"echo of int8"}
 
 
 def test_missing_versions_count_as_versions() -> None:
@@ -95,8 +95,8 @@ def test_the_live_table_shows_markup_in_names_unchanged(
         table.emit(Started("[red]unit[/red]"))
         table.emit(Started("other"))
         table.emit(Finished("[red]unit[/red]", "failed", "[bold]x"))
-    printed = capsys.readouterr().err
-    assert "[red]unit[/red]: failed: [bold]x" in printed and " other \x1b[2m0 s" in printed
+    printed_errors = capsys.readouterr().err
+    assert "[red]unit[/red]: failed: [bold]x" in printed_errors and " other \x1b[2m0 s" in printed_errors
 
 
 def test_a_lease_of_a_run_protects_existing_blobs(project: Project) -> None:

@@ -40,9 +40,9 @@ def sharded(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 def test_a_sharded_model_is_built_published_pulled_and_copied_with_its_shards(sharded: Project, tmp_path) -> None:
     sharded.change_spec(precisions=["fp32", "fp16", "int8", "int8-dynamic"], quantization={"smoothing": "auto"})
-    built = sharded.build()
-    assert built.code == 0, built.err
-    assert set(units(built.json, "status").values()) == {"proven"}
+    build = sharded.build()
+    assert build.code == 0, build.err
+    assert set(units(build.json, "status").values()) == {"proven"}
     store, manifest = sharded.published()
     engines = {entry.precision: entry for entry in manifest.engines}
     shards = {name: set(manifest.shards[str(entry.digest)]) for name, entry in engines.items()}
@@ -69,24 +69,24 @@ def test_a_sharded_model_is_built_published_pulled_and_copied_with_its_shards(sh
 def test_an_unchanged_build_does_nothing_and_a_changed_weight_rebuilds(sharded: Project) -> None:
     sharded.change_spec(precisions=["fp32"], calibration=None)
     assert sharded.build().code == 0
-    again = sharded.build()
-    assert again.json["cached"] and again.json["version"] == "1"
+    second_build = sharded.build()
+    assert second_build.json["cached"] and second_build.json["version"] == "1"
     data = sharded.folder / "tiny.weights"
-    changed = bytearray(data.read_bytes())
-    changed[:4] = np.float32(0.5).tobytes()
-    data.write_bytes(bytes(changed))
+    changed_data = bytearray(data.read_bytes())
+    changed_data[:4] = np.float32(0.5).tobytes()
+    data.write_bytes(bytes(changed_data))
     assert sharded.build().json["version"] == "2"
 
 
 def test_a_backend_that_takes_one_file_is_refused_before_anything_is_built(sharded: Project) -> None:
     sharded.change_spec(backends={"xla": {}}, precisions=["fp32", "fp16"], calibration=None)
-    alone, why = sharded.build(), "one ONNX file ends at 2 GB (protobuf), and xla takes a model in one file"
-    assert alone.code == 2 and why in alone.err and "export" not in alone.err
+    single_build, reason = sharded.build(), "one ONNX file ends at 2 GB (protobuf), and xla takes a model in one file"
+    assert single_build.code == 2 and reason in single_build.err and "export" not in single_build.err
     sharded.change_spec(backends={"onnxruntime": {}, "xla": {}}, precisions=["fp32", "fp16"])
     engines = sharded.build().json["engines"]
-    refused = [engine for engine in engines if engine["status"] == "refused"]
-    assert [engine["backend"] for engine in refused] == ["xla"] * 2
-    assert all(why in engine["reason"] for engine in refused)
+    refused_engines = [engine for engine in engines if engine["status"] == "refused"]
+    assert [engine["backend"] for engine in refused_engines] == ["xla"] * 2
+    assert all(reason in engine["reason"] for engine in refused_engines)
 
 
 def test_a_memory_limit_below_the_weights_is_reported_before_the_build(sharded, monkeypatch):
@@ -107,12 +107,12 @@ def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:
     with tarfile.open(*layers) as tar:
         names = tar.getnames()
     store, manifest = sharded.published()
-    shard, *others = manifest.shards[str(manifest.engines[0].digest)]
-    assert {shard, *others} <= set(names)
+    shard, *other_shard = manifest.shards[str(manifest.engines[0].digest)]
+    assert {shard, *other_shard} <= set(names)
     bundle = write_offline_bundle(store, manifest, tmp_path / "bundle")
     OfflineBundle.load(bundle.folder)
-    (carried := bundle.engines[0].path.with_name(shard)).unlink()
-    carried.write_bytes(b"damaged")
+    (carried_path := bundle.engines[0].path.with_name(shard)).unlink()
+    carried_path.write_bytes(b"damaged")
     with pytest.raises(IntegrityError, match="has another digest than its name"):
         OfflineBundle.load(bundle.folder)
 

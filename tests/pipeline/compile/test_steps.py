@@ -60,11 +60,11 @@ EXPORTED = values.Exported(values.OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_q
 
 @pytest.mark.parametrize("error", [errors.ModelError("it cannot be read"), errors.StepError("it died", "crash")])
 def test_an_engine_that_cannot_run_fails_and_does_not_stop_others(project, error):
-    judged = proofs.validate(
+    judged_result = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
     )
-    assert judged.entry.status == "failed"
-    assert str(error) in judged.entry.reason
+    assert judged_result.entry.status == "failed"
+    assert str(error) in judged_result.entry.reason
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def proving(folder: Path) -> tuple[RunContext, list[str | None]]:
 def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
     unit = an_engine().unit
     error = errors.StepError(f"{unit.name}: still running", "timeout")
-    failed = _failure(unit, Work(load_spec(project.spec), run_context(tmp_path, error)), error)
-    assert (failed.unit, failed.reason) == (unit.name, "still running")
+    failure = _failure(unit, Work(load_spec(project.spec), run_context(tmp_path, error)), error)
+    assert (failure.unit, failure.reason) == (unit.name, "still running")
 
 
 def test_a_proof_from_another_kind_of_cpu_is_not_reused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,12 +101,12 @@ def test_a_proof_from_another_kind_of_cpu_is_not_reused(project: Project, monkey
 def test_only_engines_of_the_exported_model_reuse_its_answers(project: Project) -> None:
     """And they are in no key: the proof is the same without them."""
     (context, requests), kept_answers = proving(project.folder.parent), values.KeptAnswers("d" * 64, this_machine())
-    spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
-    proofs.validate(built, exported, Work(spec, context))
+    spec, export_value, engine = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
+    proofs.validate(engine, export_value, Work(spec, context))
     for change in ({"model": "e" * 64}, {"precision": "int8"}):
-        other = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))
-        proofs.validate(other, exported, Work(spec, context))
-    proofs.validate(built, EXPORTED, Work(spec, context))
+        other_engine = replace(engine, unit=replace(engine.unit, request=replace(engine.unit.request, **change)))
+        proofs.validate(other_engine, export_value, Work(spec, context))
+    proofs.validate(engine, EXPORTED, Work(spec, context))
     assert requests == [kept_answers.blob, None, None]
 
 
@@ -144,13 +144,13 @@ def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: 
     spec = load_spec(built.spec)
     record = recorded_export(Work(spec, RunContext(store, LocalExecutor(), LocalExecutor())))
     assert record is not None
-    exported = replace(record, golden=GOLDEN, proof=values.Proof())
-    before = set(store.list("records/calibrate/"))
+    exported_record = replace(record, golden=GOLDEN, proof=values.Proof())
+    text_before = set(store.list("records/calibrate/"))
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = editing(built.folder / "calibration.npz")
     with pytest.raises(errors.DataError, match="changed while it was read"):
-        calibration.observe((0, 1), exported, Work(spec, RunContext(store, executor, executor)))
-    assert set(store.list("records/calibrate/")) == before
+        calibration.observe((0, 1), exported_record, Work(spec, RunContext(store, executor, executor)))
+    assert set(store.list("records/calibrate/")) == text_before
 
 
 def write_entry_point(project: Project, imports: str = "torch") -> None:
@@ -171,9 +171,9 @@ def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: 
 
 
 def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
-    spaced = project.spec.rename(project.folder / "my spec.yaml")
-    command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
-    assert shlex.split(command)[:5] == ["enginesmith", "build", str(spaced), "--registry", "/a registry"]
+    spaced_path = project.spec.rename(project.folder / "my spec.yaml")
+    command = reproduce(an_engine().unit, load_spec(spaced_path), "/a registry")
+    assert shlex.split(command)[:5] == ["enginesmith", "build", str(spaced_path), "--registry", "/a registry"]
 
 
 def test_an_engine_is_recalled_unchanged_and_an_unreadable_record_is_forgotten(tmp_path: Path) -> None:
@@ -203,11 +203,11 @@ def test_a_large_model_file_is_parsed_within_a_memory_limit(project, tmp_path, m
     context = run_context(tmp_path, errors.StepError("a process of its own"))
     assert list(source_digests(spec, context)["files"]) == ["tiny.onnx"]
     monkeypatch.setattr("pipeline.compile.steps.exports._HERE_BYTES", 10)
-    fresh = run_context(tmp_path / "other", errors.StepError("a process of its own"))
+    fresh_context = run_context(tmp_path / "other", errors.StepError("a process of its own"))
     with pytest.raises(errors.StepError, match="a process of its own"):
-        source_digests(spec, fresh)
-    real = RunContext(fresh.store, LocalExecutor(), LocalExecutor())
-    assert source_digests(spec, real) == source_digests(spec, context)
+        source_digests(spec, fresh_context)
+    real_context = RunContext(fresh_context.store, LocalExecutor(), LocalExecutor())
+    assert source_digests(spec, real_context) == source_digests(spec, context)
 
 
 def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -> None:
@@ -237,5 +237,5 @@ def test_mistakes_are_searched_once_and_only_with_work(built, monkeypatch):
     assert built.build().json["cached"]
     data = dict(np.load(built.folder / "calibration.npz"))
     np.savez(built.folder / "calibration.npz", **{name: array[:-1] for name, array in data.items()})
-    again = built.build()
-    assert again.code == 2 and "looked" in again.err
+    second_build = built.build()
+    assert second_build.code == 2 and "looked" in second_build.err

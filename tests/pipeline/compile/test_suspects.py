@@ -39,9 +39,9 @@ def drift(stage: str, name: str = "sqnr_db") -> Check:
 def test_inherited_failures_are_not_attributed(failed: list[Check], taken: list[str]) -> None:
     request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
-    built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
-    judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
-    suspects = find_suspects([judged])
+    built_stub = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
+    judged_unit = cast("JudgedUnit", SimpleNamespace(built=built_stub, report=SimpleNamespace(failed=tuple(failed))))
+    suspects = find_suspects([judged_unit])
     assert [item.stage for item in suspects] == taken
     cases = tuple(c.case for c in failed if c.name in ("sizes", "magnitudes") and not c.case.endswith("nan"))
     assert all(item.cases == cases for item in suspects)

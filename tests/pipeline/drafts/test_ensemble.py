@@ -18,9 +18,9 @@ def graph(key: str, takes: str, gives: str) -> FoundGraph:
 
 def connect(*graphs: FoundGraph) -> tuple[dict[str, str | None], dict[str, tuple[State, ...]]]:
     """The connections, and the states that are left, by graph."""
-    settled = connect_states(graphs)
-    sources = {item.key: item.source for item in find_connections(settled)}
-    return sources, {item.key: item.model.states for item in settled if item.model.states}
+    settled_graphs = connect_states(graphs)
+    sources = {item.key: item.source for item in find_connections(settled_graphs)}
+    return sources, {item.key: item.model.states for item in settled_graphs if item.model.states}
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_graphs_connected_by_another_name_keep_their_states():
 
 
 def test_two_outputs_with_one_name_connect_nothing():
-    first, second = graph("a", "x", "hidden_out"), graph("b", "x", "hidden_out")
-    sources, _ = connect(first, second, graph("c", "hidden", "y"))
+    first_graph, second_graph = graph("a", "x", "hidden_out"), graph("b", "x", "hidden_out")
+    sources, _ = connect(first_graph, second_graph, graph("c", "hidden", "y"))
     assert sources["c.hidden"] is None
 
 

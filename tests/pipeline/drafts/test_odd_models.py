@@ -59,11 +59,11 @@ def test_a_passed_through_input_is_no_output(tmp_path: Path) -> None:
 
 
 def test_an_output_of_unknown_rank_is_inferred(tmp_path: Path) -> None:
-    unranked = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[unranked])).outputs is None
-    foreign = [node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2")]
+    unranked_value_info = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[unranked_value_info])).outputs is None
+    foreign_nodes = [node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L2")]
     with pytest.raises(ModelError, match=r"^output 'y' does not say how many axes.*give it a shape"):
-        look_at_onnx(write(tmp_path / "n.onnx", foreign, outputs=[unranked]), "n.onnx")
+        look_at_onnx(write(tmp_path / "n.onnx", foreign_nodes, outputs=[unranked_value_info]), "n.onnx")
 
 
 def test_a_table_of_one_row_is_probed_within_it(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_table_of_one_row_is_probed_within_it(tmp_path: Path) -> None:
 
 def test_float64_weights_are_not_changed(tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.ones((8, 4)), "w")
-    ends = [value("x", ["batch", 8], TensorProto.DOUBLE)], [value("y", ["batch", 4], TensorProto.DOUBLE)]
-    graph = helper.make_graph([PRODUCT], "g", *ends, [weight])
+    end_values = [value("x", ["batch", 8], TensorProto.DOUBLE)], [value("y", ["batch", 4], TensorProto.DOUBLE)]
+    graph = helper.make_graph([PRODUCT], "g", *end_values, [weight])
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
     assert drafted(path).precisions == ("fp32",)
@@ -158,10 +158,10 @@ def test_inputs_that_no_engine_supports_are_one_error_with_a_remedy(tmp_path, no
 
 
 def test_sizes_beyond_the_memory_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
+    tried_numbers: list[int] = []
 
     def watch(_self: object, spec: object, sizes: dict[str, int]) -> np.ndarray:
-        tried.append(int(np.prod([sizes[name] for name in "ijk"], dtype=np.int64)))
+        tried_numbers.append(int(np.prod([sizes[name] for name in "ijk"], dtype=np.int64)))
         raise ValueError  # without words, as an assertion of a module is
 
     monkeypatch.setattr("pipeline.drafts.probing._Probe._array", watch)
@@ -169,7 +169,7 @@ def test_sizes_beyond_the_memory_are_not_tried(tmp_path: Path, monkeypatch: pyte
         tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], [value("x", list("ijk"))], [value("y", list("ijk"))]
     )
     assert all("(ValueError)" in dim.why for dim in look_at_onnx(path, "m.onnx").dims.values())
-    assert 256**3 in tried and max(tried) <= 1 << 26
+    assert 256**3 in tried_numbers and max(tried_numbers) <= 1 << 26
     onnx.save(build(f"float[i,{1 << 27}] x", "float[i,j] y", "y = Relu(x)", {}), path := tmp_path / "n.onnx")
     assert "(inputs of more than 67108864 elements are not tried)" in look_at_onnx(path, "n.onnx").dims["i"].why
 
@@ -196,16 +196,16 @@ def test_an_endless_loop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_slow_model_is_drafted_from_timely_trials(tmp_path, runs, monkeypatch):
     timeouts = iter([False] * runs)
     monkeypatch.setattr("pipeline.drafts.probing._Probe.is_over", property(lambda _: next(timeouts, True)))
-    ends = [value("x", ["batch", "k"])], [value("y", ["batch", "k"])]
-    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
+    end_values = [value("x", ["batch", "k"])], [value("y", ["batch", "k"])]
+    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *end_values))
     assert spec.dims["batch"].min == 1 and spec.dims["k"].min <= 64
     assert runs > 1 or "were over; widen it" in (tmp_path / "m.yaml").read_text()
 
 
 def test_all_largest_sizes_together_fit_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.drafts.probing._MOST_ELEMENTS", 1 << 22)  # each is tried: of the real limit for 15 s
-    ends = [value("x", list("ijkl"))], [value("y", list("ijkl"))]
-    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
+    end_values = [value("x", list("ijkl"))], [value("y", list("ijkl"))]
+    spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *end_values))
     assert 1 << 16 < np.prod([dim.max for dim in spec.named_dims()]) <= 1 << 22
 
 

@@ -100,8 +100,8 @@ def test_a_graph_that_never_runs_gets_marked_guesses(tmp_path: Path) -> None:
     onnx.save(build("float[n,k] x", "float[7919,7919] y", "y = Reshape(x, to)", sizes, 17), tmp_path / "m.onnx")
     actual = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
     assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in actual.dims.values())
-    tried = [*_candidates(["h", "w"], [768, 3072, 512, 12, 2, 197])]
-    assert {"h": 32, "w": 320} in tried and {"h": 64, "w": 197} in tried
+    tried_candidates = [*_candidates(["h", "w"], [768, 3072, 512, 12, 2, 197])]
+    assert {"h": 32, "w": 320} in tried_candidates and {"h": 64, "w": 197} in tried_candidates
     weights = {"s": [13, -1], "bias": np.ones(77), "t": np.ones((1, 197)), "u": np.ones((1, 197))}
     text = "r = Reshape(x, s) b = Add(r, bias) m = Mul(b, t) y = Mul(m, u)"
     assert find_sizes(build("float[n] x", "float[n] y", text, weights).graph) == [13, 197]
@@ -152,28 +152,28 @@ SHAPES = st.lists(st.lists(AXES, max_size=5), min_size=1, max_size=4)
 @given(SHAPES)
 def test_axis_names_become_dim_names(shapes: list[list[int | str]]) -> None:
     specs = tuple(TensorSpec(f"in put{index}", "float32", tuple(shape)) for index, shape in enumerate(shapes))
-    named = name_axes(specs)
-    before = [dim for spec in specs for dim in spec.shape]
-    after = [dim for spec in named for dim in spec.shape]
+    named_axes = name_axes(specs)
+    dims_before = [dim for spec in specs for dim in spec.shape]
+    after = [dim for spec in named_axes for dim in spec.shape]
     of: dict[int | str, int | str] = {}
-    for old, new in zip(before, after, strict=True):
-        if isinstance(old, int):
-            assert new == old
+    for old_dim, new_dim in zip(dims_before, after, strict=True):
+        if isinstance(old_dim, int):
+            assert new_dim == old_dim
             continue
-        assert isinstance(new, str) and new.isidentifier()
-        if old != "?":
-            assert of.setdefault(old, new) == new
-    unknown = [new for old, new in zip(before, after, strict=True) if old == "?"]
-    assert len({*unknown, *of.values()}) == len(unknown) + len(of), "no two dims of the model became one"
+        assert isinstance(new_dim, str) and new_dim.isidentifier()
+        if old_dim != "?":
+            assert of.setdefault(old_dim, new_dim) == new_dim
+    unknown_dims = [new_dim for old_dim, new_dim in zip(dims_before, after, strict=True) if old_dim == "?"]
+    assert len({*unknown_dims, *of.values()}) == len(unknown_dims) + len(of), "no two dims of the model became one"
 
 
 def test_a_sum_of_other_dims_stays_one() -> None:
-    ids, past = TensorSpec("ids", "int64", ("b", "seq len")), TensorSpec("past", "float32", ("b", "past_seq len"))
+    ids, past_spec = TensorSpec("ids", "int64", ("b", "seq len")), TensorSpec("past", "float32", ("b", "past_seq len"))
     masks = [
         TensorSpec("mask", "int64", ("b", text)) for text in ("past_seq len + seq len", "past_seq len+1", "seq len + x")
     ]
-    named = [spec.shape[1] for spec in name_axes((*masks, ids, past))]
-    assert named == ["past_seq_len + seq_len", "past_seq_len + 1", "seq_len_x", "seq_len", "past_seq_len"]
+    named_dims = [spec.shape[1] for spec in name_axes((*masks, ids, past_spec))]
+    assert named_dims == ["past_seq_len + seq_len", "past_seq_len + 1", "seq_len_x", "seq_len", "past_seq_len"]
     total = tuple(TensorSpec(name, "int64", (name,)) for name in ("total_length", "past_length", "length"))
     assert [spec.shape for spec in name_axes(total)] == [("past_length + length",), ("past_length",), ("length",)]
     assert name_axes(total[:2])[0].shape == ("total_length",)
@@ -188,8 +188,8 @@ def test_a_dim_n_is_a_batch_only_at_axis_0() -> None:
 
 @pytest.mark.parametrize("name", ["batch_size", "N", "bs"])
 def test_axis_0_of_samples_is_the_batching_dim(name: str) -> None:
-    named = name_axes((TensorSpec("x", "float32", (name, 3)), TensorSpec("y", "float32", (name,))))
-    assert [spec.shape for spec in named] == [("batch", 3), ("batch",)]
+    named_axes = name_axes((TensorSpec("x", "float32", (name, 3)), TensorSpec("y", "float32", (name,))))
+    assert [spec.shape for spec in named_axes] == [("batch", 3), ("batch",)]
 
 
 @pytest.mark.parametrize("ir_version", [8, onnx.IR_VERSION])  # the second is newer than onnxruntime reads
@@ -223,6 +223,6 @@ def test_an_ifs_condition_is_found_in_linear_time() -> None:
     """Forty sums of a tensor with itself are 2^40 paths to the input."""
     nodes = [helper.make_node("Add", [f"s{index}", f"s{index}"], [f"s{index + 1}"]) for index in range(40)]
     nodes += [helper.make_node("Cast", ["s40"], ["c"], to=TensorProto.BOOL), helper.make_node("If", ["c"], ["y"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in ("s0", "y")]
-    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+    end_value_infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in ("s0", "y")]
+    model = helper.make_model(helper.make_graph(nodes, "g", end_value_infos[:1], end_value_infos[1:]))
     assert onnx_model._deciding_inputs(model) == {"s0"}

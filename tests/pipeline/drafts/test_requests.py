@@ -34,11 +34,11 @@ def test_no_request_is_in_both_sets_in_any_order(tmp_path: Path) -> None:
     data = rows(50)
     np.savez(tmp_path / "a.npz", x=np.concatenate([data, data[:10]]))
     np.savez(tmp_path / "b.npz", x=data[::-1])
-    first, second = (split_requests(tmp_path / f"{name}.npz", INPUTS, DIMS, "unit") for name in "ab")
-    golden, calibration = ([item["x"].tobytes() for item in part] for part in (first.golden, first.calibration))
+    requests, second_requests = (split_requests(tmp_path / f"{name}.npz", INPUTS, DIMS, "unit") for name in "ab")
+    golden, calibration = ([item["x"].tobytes() for item in part] for part in (requests.golden, requests.calibration))
     assert len(golden) == 10 and len(calibration) == 40 and not set(golden) & set(calibration)
-    assert [item["x"].tobytes() for item in second.golden] == golden
-    assert first.left_out == ("10 requests left out: equal to others",)
+    assert [item["x"].tobytes() for item in second_requests.golden] == golden
+    assert requests.left_out == ("10 requests left out: equal to others",)
 
 
 def test_written_requests_are_read_as_samples(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_a_folder_of_files_contains_all_requests(tmp_path: Path) -> None:
 
 def test_a_sample_of_many_requests_equals_a_full_choice(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", rows(200))
-    whole = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
+    whole_requests = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
     monkeypatch.setattr("pipeline.drafts.requests.MOST_CALIBRATION", 10)
     monkeypatch.setattr("pipeline.drafts.requests.MOST_GOLDEN", 5)
-    few = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
-    chosen = [item["x"].tobytes() for item in (*few.golden, *few.calibration)]
-    assert chosen == [item["x"].tobytes() for item in (*whole.golden, *whole.calibration)][:15]
-    assert few.left_out == ("185 requests left out: beyond 10 for calibration",)
+    few_requests = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
+    chosen = [item["x"].tobytes() for item in (*few_requests.golden, *few_requests.calibration)]
+    assert chosen == [item["x"].tobytes() for item in (*whole_requests.golden, *whole_requests.calibration)][:15]
+    assert few_requests.left_out == ("185 requests left out: beyond 10 for calibration",)
     monkeypatch.setattr("pipeline.drafts.requests.MOST_READ", 20)
     assert "only the first 20 requests were read" in split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit").left_out
 
@@ -152,8 +152,8 @@ def test_a_damaged_image_is_named(tmp_path: Path, damage: str, monkeypatch: pyte
     path = tmp_path / "a.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 30, 3)).astype("u1")).save(path)
     data = path.read_bytes()
-    changed = {"cut": data[:400], "bomb": data, "chunk": data[:60] + bytes(200) + data[260:], "empty": b""}
-    path.write_bytes(changed[damage])
+    changed_fields = {"cut": data[:400], "bomb": data, "chunk": data[:60] + bytes(200) + data[260:], "empty": b""}
+    path.write_bytes(changed_fields[damage])
     if damage == "bomb":
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(DataError, match=r"a\.png is not an image that can be read"):
@@ -210,8 +210,8 @@ def test_every_distinct_request_is_used_once(values: list[int]) -> None:
                 split_requests(path, INPUTS, DIMS, "unit")
             return
         split = split_requests(path, INPUTS, DIMS, "unit")
-        used = sorted(float(item["x"][0, 0]) for item in (*split.golden, *split.calibration))
-        assert used == sorted(set(values)) and split.golden and split.calibration
+        used_values = sorted(float(item["x"][0, 0]) for item in (*split.golden, *split.calibration))
+        assert used_values == sorted(set(values)) and split.golden and split.calibration
 
 
 torch = pytest.importorskip("torch")
@@ -308,7 +308,7 @@ def test_file_types_determine_the_content(tmp_path: Path) -> None:
 def test_a_layer_with_a_fixed_rank_separates_samples_from_inputs(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=floats(9, 2, 6, 3))
     observation, guess = observe_requests(tmp_path / "x.npz"), [TensorSpec("x", "float32", ("batch", "length", 3))]
-    first, second = (reading.inputs[0].shape for reading in list_readings(guess, observation, any_rank=False))
-    assert (first, second) == (("batch", "length", 3), ("batch", 2, 6, 3))
+    first_shape, shape = (reading.inputs[0].shape for reading in list_readings(guess, observation, any_rank=False))
+    assert (first_shape, shape) == (("batch", "length", 3), ("batch", 2, 6, 3))
     assert next(list_readings(guess, observation, any_rank=True)).inputs[0].shape == ("batch", 2, 6, 3)
     assert [*list_readings([TensorSpec("y", "", ())], observation, any_rank=False)] == []

@@ -48,8 +48,8 @@ def test_states_need_compatible_types_and_shapes():
 
 
 def test_a_mask_and_a_passed_input_are_no_states():
-    inputs, out = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
-    assert not find_states(inputs, out) and find_states(tensors("x h"), tensors("y hn"))
+    inputs, specs = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
+    assert not find_states(inputs, specs) and find_states(tensors("x h"), tensors("y hn"))
     assert not find_states(tensors("x h"), tensors("y hn"), {"hn": "h"})
     # What came in is what the next call takes: a delay.
     assert find_states(tensors("x h"), tensors("y hn"), {"hn": "x"})

@@ -227,8 +227,8 @@ def test_a_program_determines_names_types_and_ranges(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(write_spec(actual))
     assert load_spec(tmp_path / "spec.yaml").source.pt2 == "p.pt2"
     (tmp_path / "q.pt2").write_bytes(np.zeros(8).tobytes())
-    cut = (tmp_path / "p.pt2").read_bytes()
-    (tmp_path / "r.pt2").write_bytes(cut[: len(cut) // 2] + cut[-22:])  # its end record says that it is whole
+    data = (tmp_path / "p.pt2").read_bytes()
+    (tmp_path / "r.pt2").write_bytes(data[: len(data) // 2] + data[-22:])  # its end record says that it is whole
     for name in ("q.pt2", "r.pt2"):
         with pytest.raises(ModelError, match=r"not a \.pt2 archive"):
             look_at_pt2(tmp_path, name)

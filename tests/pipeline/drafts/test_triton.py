@@ -53,8 +53,8 @@ def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) ->
     result = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
     assert "config.pbtxt: input 'z', which the model does not have; it has x" in result.notes
     assert "config.pbtxt: input 'x' has 1 size, but the model takes 3: ignored" in result.notes
-    right = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
-    assert not any("input" in note for note in right)
+    right_notes = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
+    assert not any("input" in note for note in right_notes)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_served_sizes_equal_the_specs(tmp_path, config, sizes):
         return
     result = sized(tmp_path, config, "batch,3,height,width")
     assert {name: (result.dims[name].min, result.dims[name].max) for name in sizes} == sizes
-    untouched = result.dims.keys() - sizes.keys()
-    assert all(result.dims[name].max >= 8 for name in untouched)
+    untouched_names = result.dims.keys() - sizes.keys()
+    assert all(result.dims[name].max >= 8 for name in untouched_names)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
         "max_queue_delay_us": 100,
         "labels": {"y": "names.txt"},
     }
-    dropped = {note.split(": ")[1] for note in result.notes if "because specs have no such key" in note}
-    assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
+    dropped_names = {note.split(": ")[1] for note in result.notes if "because specs have no such key" in note}
+    assert dropped_names == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
 @pytest.mark.parametrize(
@@ -244,12 +244,12 @@ def test_the_steps_of_an_ensemble_become_its_graphs_in_the_order_of_the_data(tmp
     assert exit_code("init", config) == 0
     assert "head.x: backbone.y: as in config.pbtxt" in capsys.readouterr().err
     np.savez(tmp_path / "golden.npz", IMAGE=np.zeros((8, 3, 8, 8), np.float32))
-    loaded = load_ensemble(tmp_path / "net.yaml")
-    assert {name: graph.source.onnx for name, graph in loaded.graphs.items()} == {
+    loaded_ensemble = load_ensemble(tmp_path / "net.yaml")
+    assert {name: graph.source.onnx for name, graph in loaded_ensemble.graphs.items()} == {
         name: f"{name}/2/model.onnx" for name in ("backbone", "head")
     }
-    assert loaded.spec.connections == {"backbone.x": "IMAGE", "head.x": "backbone.y"}
-    assert loaded.spec.outputs == ("head.y",) and loaded.graphs["head"].dims["batch"].max == 8
+    assert loaded_ensemble.spec.connections == {"backbone.x": "IMAGE", "head.x": "backbone.y"}
+    assert loaded_ensemble.spec.outputs == ("head.y",) and loaded_ensemble.graphs["head"].dims["batch"].max == 8
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def built(
     """An engine with the build key of what it says of itself."""
     entry = engine(store, target, precision, status, f"{target} {precision} {status} {backend}".encode())
     if not entry.hardware.is_cpu:
-        full = backend == "tensorrt"
-        toolchain, options = (TRT, TRT_OPTIONS) if full else (RTX, RTX_OPTIONS)
+        is_full = backend == "tensorrt"
+        toolchain, options = (TRT, TRT_OPTIONS) if is_full else (RTX, RTX_OPTIONS)
         entry = replace(entry, backend=backend, toolchain=toolchain, options=options)
     return with_key(with_requirements(replace(entry, graph=store.put_bytes(b"graph"))))
 

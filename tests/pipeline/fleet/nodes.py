@@ -22,8 +22,8 @@ def node(
     taints: list[Json] | None = None,
 ) -> Json:
     """A node. gpus: what its capacity offers as nvidia.com/gpu."""
-    offered = {"cpu": "32", "memory": "131072000Ki", "pods": "110", **(capacity or {})}
-    offered |= {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
+    offered_fields = {"cpu": "32", "memory": "131072000Ki", "pods": "110", **(capacity or {})}
+    offered_fields |= {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
     spec: Json = {"providerID": f"aws:///eu-central-1a/{name}"}
     spec |= {"unschedulable": True} if cordoned else {}
     spec |= {"taints": taints} if taints else {}
@@ -34,8 +34,8 @@ def node(
         },
         "spec": spec,
         "status": {
-            "capacity": offered,
-            "allocatable": offered,
+            "capacity": offered_fields,
+            "allocatable": offered_fields,
             "conditions": [
                 {"type": "MemoryPressure", "status": "False"},
                 {"type": "Ready", "status": ready, "reason": "KubeletReady"},
@@ -50,13 +50,13 @@ def gfd(
 ) -> dict[str, str]:
     """The labels of a node with whole GPUs. more: others, '-' for '_' and '/' added."""
     major, minor = capability.split(".")
-    new = dict(zip(("major", "minor", "revision"), driver.split("."), strict=False))
-    old = dict(zip(("major", "minor", "rev"), driver.split("."), strict=False))
+    new_driver = dict(zip(("major", "minor", "revision"), driver.split("."), strict=False))
+    old_driver = dict(zip(("major", "minor", "rev"), driver.split("."), strict=False))
     runtime = dict(zip(("major", "minor"), cuda.split("."), strict=False))
     entries = {
         "cuda.driver-version.full": driver,
-        **{f"cuda.driver-version.{name}": value for name, value in new.items()},
-        **{f"cuda.driver.{name}": value for name, value in old.items()},
+        **{f"cuda.driver-version.{name}": value for name, value in new_driver.items()},
+        **{f"cuda.driver.{name}": value for name, value in old_driver.items()},
         "cuda.runtime-version.full": cuda,
         **{f"cuda.runtime-version.{name}": value for name, value in runtime.items()},
         **{f"cuda.runtime.{name}": value for name, value in runtime.items()},

@@ -45,8 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self.fail(401, "Unauthorized", "Unauthorized")
         elif not self.server.allowed:
-            who = 'User "system:serviceaccount:enginesmith:fleet" cannot list resource "nodes" at the cluster scope'
-            self.fail(403, "Forbidden", f"nodes is forbidden: {who}")
+            label = 'User "system:serviceaccount:enginesmith:fleet" cannot list resource "nodes" at the cluster scope'
+            self.fail(403, "Forbidden", f"nodes is forbidden: {label}")
         elif self.path != "/api/v1/nodes":
             self.fail(404, "NotFound", "the server could not find the requested resource")
         else:
@@ -67,8 +67,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED, nodes.NO_GFD, nodes.CPU]
-    with serving(server := Api(every)):
+    values = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED, nodes.NO_GFD, nodes.CPU]
+    with serving(server := Api(values)):
         yield server
         server.silence.set()
 

@@ -98,27 +98,27 @@ def test_each_state_has_resolves_reason(digits, where, state, engine, words):
 
 
 def test_unproven_engines_suffice_unless_catalog_or_channel_require_proofs(digits: Store) -> None:
-    (free,) = stand(digits, demand(), group("a100"))
+    (free_coverage,) = stand(digits, demand(), group("a100"))
     (standings,) = stand(digits, demand(proven=True), group("a100"))
     channels.promote(digits, load(digits, "digits", "1"), "stable", proven_only=True)
-    (bound,) = stand(digits, demand("digits:stable"), group("a100"))
-    for result, serves in ((free, True), (standings, False), (bound, False)):
+    (bound_coverage,) = stand(digits, demand("digits:stable"), group("a100"))
+    for result, serves in ((free_coverage, True), (standings, False), (bound_coverage, False)):
         assert (result.state, result.serves, result.reason) == ("unproven", serves, "no sm_80 here")
 
 
 def test_where_a_proof_is_required_a_proven_engine_precedes_a_better_fit(store: Store) -> None:
     published(store, "digits", [built(store, "l4"), built(store, "sm_89", status="proven")])
-    (free,) = stand(store, demand(), group("l4"))
+    (free_coverage,) = stand(store, demand(), group("l4"))
     (standings,) = stand(store, demand(proven=True), group("l4"))
-    assert (free.state, standings.state) == ("unproven", "covered")
+    assert (free_coverage.state, standings.state) == ("unproven", "covered")
     assert standings.engine is not None and standings.engine.target == "sm_89"
 
 
 def test_an_old_driver_and_another_runtime_are_distinguished(digits: Store) -> None:
-    (old,) = stand(digits, demand(), group("h200", driver="535.1"))
-    (both,) = stand(digits, demand(), group("h200", driver="535.1", runtimes={"tensorrt": "11.4"}))
-    (other,) = stand(digits, demand(), group("h200", runtimes={"tensorrt": "11.4"}))
-    assert (old.too_old, both.too_old, other.too_old) == (True, True, False)
+    (old_coverage,) = stand(digits, demand(), group("h200", driver="535.1"))
+    (both_coverage,) = stand(digits, demand(), group("h200", driver="535.1", runtimes={"tensorrt": "11.4"}))
+    (other_coverage,) = stand(digits, demand(), group("h200", runtimes={"tensorrt": "11.4"}))
+    assert (old_coverage.too_old, both_coverage.too_old, other_coverage.too_old) == (True, True, False)
 
 
 def test_a_planned_change_lists_engines_that_stop_working(digits: Store) -> None:
@@ -126,8 +126,8 @@ def test_a_planned_change_lists_engines_that_stop_working(digits: Store) -> None
     assert [(item.state, item.serves) for item in result] == [("breaking", True), ("covered", True)]
     assert result[0].reason == "needs TensorRT 10.16.1.11, found 11.4"
     # A driver that is new enough takes away what its predecessor's CUDA version said.
-    (newer,) = stand(digits, demand(), group("h200", cuda="13.0"), driver="590.44")
-    assert newer.state == "covered"
+    (newer_coverage,) = stand(digits, demand(), group("h200", cuda="13.0"), driver="590.44")
+    assert newer_coverage.state == "covered"
 
 
 def test_each_requested_precision_is_a_row(digits: Store) -> None:
@@ -138,10 +138,10 @@ def test_each_requested_precision_is_a_row(digits: Store) -> None:
 
 def test_a_demand_names_the_groups_that_must_serve(digits: Store) -> None:
     fleet = [group("cpu"), group("t4"), group("a100"), group("a100", mig="1g.10gb"), group("h100"), group("h200")]
-    unknown = NodeGroup(Hardware(Machine((8, 7)), "Orin"), 1, 1)
+    unknown_group = NodeGroup(Hardware(Machine((8, 7)), "Orin"), 1, 1)
 
     def named(*on: str) -> list[str]:
-        return [item.group.name for item in stand(digits, demand("digits", *on), *fleet, unknown)]
+        return [item.group.name for item in stand(digits, demand("digits", *on), *fleet, unknown_group)]
 
     assert named() == ["t4", "a100", "a100 mig-1g.10gb", "h100", "h200", "sm_87"]
     assert named("all")[0] == "cpu" and named("cpu") == ["cpu"]
@@ -153,8 +153,8 @@ def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")])
     overwrite(digits, manifest_key("ranker", "1"), b"{}")
     expected = (demand(), demand("ranker@1"), demand("digit"), demand("digits:stable"))
-    served = read_served(digits, expected)
-    actual = list_coverage([group("l4")], served, Catalog(expected))
+    served_results = read_served(digits, expected)
+    actual = list_coverage([group("l4")], served_results, Catalog(expected))
     assert [item.state for item in actual] == ["covered", "missing", "missing", "missing"]
     assert "manifest of ranker@1 (" in actual[1].reason and "): format is missing; restore it" in actual[1].reason
     assert "no model 'digit' in" in actual[2].reason and "did you mean 'digits'?" in actual[2].reason
@@ -162,8 +162,8 @@ def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
 
 
 def test_an_unreachable_registry_ends_the_command(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = raising(UnavailableError("the disk went away"))
-    monkeypatch.setattr(FileStore, "read", away)
+    failing_read = raising(UnavailableError("the disk went away"))
+    monkeypatch.setattr(FileStore, "read", failing_read)
     with pytest.raises(UnavailableError, match="went away"):
         read_served(digits, [demand()])
 
@@ -181,15 +181,15 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(sto
     """What keeps 500 nodes and 200 models a matter of seconds."""
     for index in range(5):
         published(store, f"model-{index}", [built(store, "l4", status="proven"), built(store, "sm_80")])
-    reads, judged = Counter[str](), Counter[Machine]()
-    read, judge = FileStore.read, coverage.judge
+    reads, judged_counts = Counter[str](), Counter[Machine]()
+    read_file, judge = FileStore.read, coverage.judge
 
     def counted_read(self: FileStore, key: str) -> bytes | None:
         reads[key] += 1
-        return read(self, key)
+        return read_file(self, key)
 
     def counted_judge(served: Served, group: NodeGroup, *rest: Any) -> Coverage:
-        judged[group.machine] += 1
+        judged_counts[group.machine] += 1
         return judge(served, group, *rest)
 
     monkeypatch.setattr(FileStore, "read", counted_read)
@@ -203,13 +203,13 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(sto
     monkeypatch.setattr(FleetSources, "fleet", lambda self, catalog: fleet)
     result = reconcile(store, FleetSources(), nothing_known)
     assert sum(group.nodes for group in fleet.groups) == 550 and len(result.standings) == 5 * 11
-    assert max(reads.values()) == 1 and set(judged.values()) == {5} and len(judged) == 10
+    assert max(reads.values()) == 1 and set(judged_counts.values()) == {5} and len(judged_counts) == 10
 
 
 def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits: Store) -> None:
-    whole = group("l4", 3)
-    shared = replace(whole, hardware=replace(whole.hardware, sharing="time-slicing", replicas=2), nodes=2)
-    result = stand(digits, demand(), whole, shared)
+    whole_group = group("l4", 3)
+    shared = replace(whole_group, hardware=replace(whole_group.hardware, sharing="time-slicing", replicas=2), nodes=2)
+    result = stand(digits, demand(), whole_group, shared)
     assert [(item.group.name, item.group.nodes, item.state) for item in result] == [
         ("l4", 3, "covered"), ("l4 shared by 2", 2, "covered"),
     ]  # fmt: skip
@@ -218,13 +218,13 @@ def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits:
 def test_the_named_engine_equals_a_pulls_choice(store: Store) -> None:
     entries = [built(store, "l4", precision, "proven") for precision in ("fp32", "int8")]
     published(store, "timed", entries)
-    expected, here = demand("timed", "l4"), group("l4")
-    assert stand(store, expected, here)[0].engine.precision == "fp32"
+    expected, local_group = demand("timed", "l4"), group("l4")
+    assert stand(store, expected, local_group)[0].engine.precision == "fp32"
     manifest = load(store, "timed", "1")
     for entry, factor in zip(entries, (1.0, 0.5), strict=True):
-        usual = latency_report()
-        machine = replace(usual.machine, gpus=("NVIDIA L4",))
-        buckets = tuple(scale(factor, bucket) for bucket in usual.buckets)
-        result = replace(usual, engine=str(entry.digest), machine=machine, buckets=buckets)
+        usual_report = latency_report()
+        machine = replace(usual_report.machine, gpus=("NVIDIA L4",))
+        buckets = tuple(scale(factor, bucket) for bucket in usual_report.buckets)
+        result = replace(usual_report, engine=str(entry.digest), machine=machine, buckets=buckets)
         add_latencies(store, manifest, [store.put_bytes(canonical_json(encode(result)))])
-    assert stand(store, expected, here)[0].engine.precision == "int8"
+    assert stand(store, expected, local_group)[0].engine.precision == "int8"

@@ -121,10 +121,10 @@ runtimes: {tensorrt: 10.16.1}
 planned: {driver: "590.44", tensorrt_rtx: "1.8", Their.Runtime: "2"}
 """
     catalog = load_catalog(file(tmp_path, text))
-    first, second = catalog.demands
-    assert (first.reference, first.precisions, first.proven) == (Reference("digits"), ("fp16", "int8"), True)
-    assert [target.name for target in first.on] == ["l4", "sm_90"]
-    assert second.reference == Reference("ranker", version="3") and second.on == GPUS
+    demand, second_demand = catalog.demands
+    assert (demand.reference, demand.precisions, demand.proven) == (Reference("digits"), ("fp16", "int8"), True)
+    assert [target.name for target in demand.on] == ["l4", "sm_90"]
+    assert second_demand.reference == Reference("ranker", version="3") and second_demand.on == GPUS
     assert dict(catalog.runtimes) == {"tensorrt": "10.16.1"}
     assert dict(catalog.planned) == {"driver": "590.44", "tensorrt-rtx": "1.8", "their-runtime": "2"}
 

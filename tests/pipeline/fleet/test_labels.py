@@ -46,11 +46,11 @@ def test_a_mig_slice_is_not_its_product_and_has_its_own_memory() -> None:
     single = one(nodes.MIG_SINGLE)
     assert single.hardware.machine == Machine((8, 0), None, "570.124.06", "12.8", memory_bytes=9728 * MIB)
     assert (single.hardware.name, single.hardware.label, single.gpus) == ("a100 mig-1g.10gb", nodes.A100, 56)
-    small, large = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, GpuPart))
-    assert (small.hardware.name, small.gpus, large.hardware.name, large.gpus) == (
+    small_part, large_part = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, GpuPart))
+    assert (small_part.hardware.name, small_part.gpus, large_part.hardware.name, large_part.gpus) == (
         "h100 mig-1g.10gb", 2, "h100 mig-3g.40gb", 1,
     )  # fmt: skip
-    assert large.hardware.machine.memory_bytes == 40448 * MIB and large.hardware.machine.product is None
+    assert large_part.hardware.machine.memory_bytes == 40448 * MIB and large_part.hardware.machine.product is None
 
 
 def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:
@@ -63,15 +63,15 @@ def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:
 
 
 def test_labels_of_an_old_feature_discovery_are_read() -> None:
-    old = one(nodes.OLD_LABELS).hardware
-    assert (old.machine.product, old.machine.driver, old.machine.cuda) == ("t4", "470.82", "11.4")
-    assert (old.sharing, old.replicas) == ("time-slicing", 2)
+    hardware = one(nodes.OLD_LABELS).hardware
+    assert (hardware.machine.product, hardware.machine.driver, hardware.machine.cuda) == ("t4", "470.82", "11.4")
+    assert (hardware.sharing, hardware.replicas) == ("time-slicing", 2)
 
 
 def test_unplaceable_nodes_give_the_reason_and_a_cpu_node_counts() -> None:
-    (invalid,), (bare,) = parts_of(nodes.MIG_INVALID), parts_of(nodes.NO_GFD)
+    (invalid,), (bare_parts,) = parts_of(nodes.MIG_INVALID), parts_of(nodes.NO_GFD)
     assert isinstance(invalid, LeftOut) and "not all alike" in invalid.reason
-    assert isinstance(bare, LeftOut) and "no labels of GPU feature discovery" in bare.reason
+    assert isinstance(bare_parts, LeftOut) and "no labels of GPU feature discovery" in bare_parts.reason
     assert one(nodes.CPU).hardware.machine == Machine() and one(nodes.CPU).hardware.name == "cpu"
 
 
@@ -91,8 +91,8 @@ def test_conditions_that_keep_pods_away_are_listed_by_group() -> None:
 
 
 def test_drivers_memories_and_slices_are_groups_of_their_own() -> None:
-    every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.MIG_HALF, nodes.TIME_SHARED, nodes.MPS]
-    actual = fleet_of_nodes([*every, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
+    values = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.MIG_HALF, nodes.TIME_SHARED, nodes.MPS]
+    actual = fleet_of_nodes([*values, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
     assert [group.name for group in actual.groups] == [
         "cpu", "t4", "t4 shared by 4", "a100", "a100", "a100 mig-1g.10gb", "a100 mig-3g.40gb", "a10", "l4",
         "l4 shared by 2", "l40s", "h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200", "b200", "rtxpro6000",

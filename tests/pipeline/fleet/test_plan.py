@@ -36,11 +36,11 @@ def fleet() -> Fleet:
 
 @pytest.fixture
 def store(store: Store) -> Store:
-    full = {"status": "proven", "backend": "tensorrt"}
+    full_fields = {"status": "proven", "backend": "tensorrt"}
     published(
         store,
         "digits",
-        [built(store, "l4", **full), built(store, "h200", **full), built(store, "t4", **full)],
+        [built(store, "l4", **full_fields), built(store, "h200", **full_fields), built(store, "t4", **full_fields)],
         targets=["l4", "h200", "sm_75", "sm_100"],
     )
     published(store, "ranker", [built(store, "sm_89", status="proven")], targets=["sm_89"])
@@ -63,10 +63,10 @@ def ready_work(fleet_plan: FleetPlan) -> list[str]:
 
 
 def test_another_tensorrt_stops_engines_and_each_unit_is_rebuilt_once(store: Store, fleet: Fleet) -> None:
-    newer = Fleet(()).with_groups([group("h200", 4), group("l4", 40), group("l4", 6, memory_bytes=24 << 30)])
-    actual = plan(store, newer, runtimes={"tensorrt": "11.4"})
-    why = "needs TensorRT 10.16.1.11, found 11.4"
-    assert dead(actual) == {("digits@1", "h200"): why, ("digits@1", "l4"): why}
+    newer_fleet = Fleet(()).with_groups([group("h200", 4), group("l4", 40), group("l4", 6, memory_bytes=24 << 30)])
+    actual = plan(store, newer_fleet, runtimes={"tensorrt": "11.4"})
+    reason = "needs TensorRT 10.16.1.11, found 11.4"
+    assert dead(actual) == {("digits@1", "h200"): reason, ("digits@1", "l4"): reason}
     assert ready_work(actual) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
     (l4, h200) = (item for item in actual.work if item.ready)
     assert (l4.nodes, l4.groups, h200.nodes) == (46, ("l4",), 4)
@@ -76,15 +76,15 @@ def test_another_tensorrt_stops_engines_and_each_unit_is_rebuilt_once(store: Sto
 
 
 def test_a_newer_driver_stops_nothing_and_lets_old_nodes_serve(store: Store, fleet: Fleet) -> None:
-    before = plan(store, fleet, runtimes={"tensorrt": "10.16.1"})
-    assert ("digits@1", "l4") in {(item.served.name, item.group.name) for item in before.waiting}
+    plan_before = plan(store, fleet, runtimes={"tensorrt": "10.16.1"})
+    assert ("digits@1", "l4") in {(item.served.name, item.group.name) for item in plan_before.waiting}
     actual = plan(store, fleet, driver="590.44")
     assert dead(actual) == {} and {item.served.name for item in actual.waiting} == {"ranker@1"}
     (l4,) = (item for item in actual.after.groups if item.name == "l4")
     assert (l4.nodes, l4.machine.driver, l4.machine.cuda) == (46, "590.44", None)
-    older = plan(store, fleet, driver="550.1")
-    assert dead(older)[("digits@1", "h200")] == "needs driver >= 580, found 550.1"
-    assert not ready_work(older) and "newer driver" in older.work[0].remedy
+    older_plan = plan(store, fleet, driver="550.1")
+    assert dead(older_plan)[("digits@1", "h200")] == "needs driver >= 580, found 550.1"
+    assert not ready_work(older_plan) and "newer driver" in older_plan.work[0].remedy
 
 
 def test_only_named_nodes_change(store: Store, fleet: Fleet) -> None:
@@ -109,8 +109,8 @@ def test_nodes_with_the_oldest_driver_leave_first(store: Store, fleet: Fleet) ->
     assert [(item.name, item.nodes) for item in actual.after.groups] == [("l4", 36), ("h200", 4)]
     rest = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
     assert [(item.machine.driver, item.nodes) for item in rest.after.groups if item.name == "l4"] == [("580.95.05", 36)]
-    gone = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
-    assert dead(gone) == {}
+    gone_plan = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
+    assert dead(gone_plan) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
 
@@ -123,10 +123,10 @@ def test_known_durations_are_summed_and_the_rest_is_reported(store: Store, fleet
     assert cost.hours.hours == pytest.approx(0.5)
     assert cost.hours.words.startswith("about 0.50 GPU hours for 2 units; ")
     assert Hours(0.004, 1, 0).words == "under 0.01 GPU hours for 1 unit"
-    unknown = [item.name for item in cost.work if item.unit.kind == "build" and not item.refused and not item.expected]
-    assert cost.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
-    nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
-    assert nothing.hours.words == "unknown, because no similar build is recorded"
+    names = [item.name for item in cost.work if item.unit.kind == "build" and not item.refused and not item.expected]
+    assert cost.hours.unknown == len(names) and "digits@1 sm_100 fp16 tensorrt" in names
+    empty_plan = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
+    assert empty_plan.hours.words == "unknown, because no similar build is recorded"
 
 
 def test_changes_are_ordered_by_nodes_channel_and_time(store: Store) -> None:
@@ -147,8 +147,8 @@ def test_changes_are_ordered_by_nodes_channel_and_time(store: Store) -> None:
 
 
 def test_failed_builds_are_not_retried_automatically(store: Store) -> None:
-    failed = without_engine(store, "h200", "failed", "out of memory", "fp16")
-    published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
+    failed_entry = without_engine(store, "h200", "failed", "out of memory", "fp16")
+    published(store, "heavy", [built(store, "l4", status="proven")], others=[failed_entry])
     actual = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
     (heavy,) = (item for item in actual.work if item.unit.model == "heavy")
     assert heavy.remedy == "change its spec: with the present spec, this unit failed"

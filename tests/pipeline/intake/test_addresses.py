@@ -29,8 +29,8 @@ def test_a_registered_spec_is_built_and_rebuilt_with_statuss_command(project: Pr
     assert project.run("build", "registered:tiny", "--json").json["version"] == "1"
     output = project.run("status", "tiny", "--json").json["spec"]
     assert output == address, "with the digest: another may be the newest tomorrow"
-    again = project.run("build", output, "--json")
-    assert again.code == 0 and again.json["cached"] is True
+    second_result = project.run("build", output, "--json")
+    assert second_result.code == 0 and second_result.json["cached"] is True
     plan = project.run("plan", output, "--json").json
     assert [unit["action"] for unit in plan["units"]] == ["cached"]
 
@@ -70,20 +70,20 @@ def test_a_catalog_in_a_bucket_names_its_specs_by_address(project: Project, s3_s
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/vision/{path.name}", Body=path.read_bytes())
     with gather_specs(s3_uri, None) as (result,):
         assert str(result) == below(s3_uri, "vision/tiny.yaml")
-        with spec_at(result, None) as same:
-            assert same is result
+        with spec_at(result, None) as same_spec:
+            assert same_spec is result
     expected = load_spec(project.spec)
-    with spec_at(str(result), None) as again:
-        spec: ModelSpec = again.load()
+    with spec_at(str(result), None) as second_spec:
+        spec: ModelSpec = second_spec.load()
         assert spec.model_dump() == expected.model_dump() and spec.address == str(result) and spec.is_copy
-    assert not again.path.exists()
+    assert not second_spec.path.exists()
     with pytest.raises(InputError, match=r"there is no such file; `enginesmith build --all`"), spec_at(s3_uri, None):
         pass
     for uri, name in ((s3_uri, "vision/tiny.yaml"), (str(project.folder), "tiny.yaml")):
         with place_at(uri) as place:
             assert place.has(name) and not place.has("tiny") and not place.has("vision")
-    with place_at(str(project.folder)), gather_specs(str(project.folder), None) as (here,):
-        assert str(here) == str(project.spec)
+    with place_at(str(project.folder)), gather_specs(str(project.folder), None) as (local_spec,):
+        assert str(local_spec) == str(project.spec)
 
 
 def test_the_registry_is_the_options_then_the_variables_then_the_specs(project, monkeypatch):

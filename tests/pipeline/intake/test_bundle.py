@@ -56,11 +56,11 @@ def test_a_bundle_contains_a_torch_sources_modules_and_weights(project: Project)
 
 
 def test_any_changed_file_makes_another_bundle_and_its_place_does_not(project: Project) -> None:
-    before = bundled(project)
-    moved = project.folder.rename(project.folder.parent / "elsewhere")
-    assert bundle_of(load_spec(moved / "tiny.yaml")).digest == before.digest
-    write_model(moved / "tiny.onnx", weights(seed=1))
-    assert bundle_of(load_spec(moved / "tiny.yaml")).digest != before.digest
+    bundle_before = bundled(project)
+    moved_folder = project.folder.rename(project.folder.parent / "elsewhere")
+    assert bundle_of(load_spec(moved_folder / "tiny.yaml")).digest == bundle_before.digest
+    write_model(moved_folder / "tiny.onnx", weights(seed=1))
+    assert bundle_of(load_spec(moved_folder / "tiny.yaml")).digest != bundle_before.digest
 
 
 def test_large_numerous_and_outside_files_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,13 +84,13 @@ def test_a_bundle_that_leads_out_of_its_folder_is_not_read(name: str) -> None:
 
 
 def test_a_registered_spec_is_built_with_only_the_registry(project: Project, store: Store) -> None:
-    item, existed = register(store, load_spec(project.spec))
-    assert not existed and register(store, load_spec(project.spec)) == (item, True)
-    before = bundle_of(load_spec(project.spec))
+    item, did_exist = register(store, load_spec(project.spec))
+    assert not did_exist and register(store, load_spec(project.spec)) == (item, True)
+    bundle_before = bundle_of(load_spec(project.spec))
     for path in project.folder.iterdir():
         path.unlink()
     with spec_at(item.address, store.uri) as spec:
-        assert bundle_of(spec.load()) == before == item.bundle
+        assert bundle_of(spec.load()) == bundle_before == item.bundle
         assert spec.load().address == item.address and spec.load().is_copy
         folder = spec.path.parent
     assert not folder.exists()
@@ -137,11 +137,11 @@ def test_an_edited_or_damaged_registration_is_not_built(project: Project, store:
 
 def test_a_bundle_of_an_ensemble_holds_its_graphs_and_builds_elsewhere(tmp_path: Path, store: Store) -> None:
     path = write_ensemble(tmp_path / "project")
-    item, existed = register(store, load_any(path))
+    item, did_exist = register(store, load_any(path))
     names = ("pair", "encoder", "decoder")
     data = {"golden.npz", "calibration.npz", "encoder.onnx", "decoder.onnx"}
-    assert not existed and set(item.bundle.files) == data | {f"{name}.yaml" for name in names}
+    assert not did_exist and set(item.bundle.files) == data | {f"{name}.yaml" for name in names}
     with spec_at(f"registered:pair@{item.bundle.digest}", store.uri) as registered_spec:
         assert is_ensemble(registered_spec.path)
-        loaded = load_any(registered_spec.path, registered_spec.address)
-        assert loaded.model == "pair" and loaded.folder != path.parent
+        loaded_spec = load_any(registered_spec.path, registered_spec.address)
+        assert loaded_spec.model == "pair" and loaded_spec.folder != path.parent

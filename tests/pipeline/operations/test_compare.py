@@ -62,9 +62,9 @@ def test_every_backend_for_the_target_uses_the_specs_options(project: Project):
 
 
 def test_engines_with_one_reason_are_named_together():
-    refused = FOUND.engines[1]
-    others = (replace(refused, precision="int8"), replace(refused, precision="fp16", reason="c"))
-    messages = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
+    refused_engine = FOUND.engines[1]
+    other_engines = (replace(refused_engine, precision="int8"), replace(refused_engine, precision="fp16", reason="c"))
+    messages = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *other_engines)))]
     assert messages[:2] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
 
 
@@ -94,11 +94,11 @@ def test_common_gaps_are_left_out_of_the_text():
 
 
 def test_a_busy_machine_is_reported_once_with_the_remedy():
-    first, *engines = FOUND.engines
+    first_engine, *engines = FOUND.engines
     duel, *duels = FOUND.duels
     noisy = replace(
         FOUND,
-        engines=(replace(first, busy=("other processes used 31 % of the 2 cores",)), *engines),
+        engines=(replace(first_engine, busy=("other processes used 31 % of the 2 cores",)), *engines),
         duels=(replace(duel, busy=("other processes used 44 % of the 2 cores", "60 switches a second")), *duels),
     )
     (output,) = (line for line in describe_comparison(noisy) if "busy" in line)

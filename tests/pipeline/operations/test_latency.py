@@ -56,17 +56,17 @@ def test_a_build_times_local_engines_and_a_second_one_does_nothing(project: Proj
     page = project.page()
     assert "<h2>Latency</h2>" in page
 
-    again = project.build()
-    assert again.json["cached"] and "latency cpu fp32 onnxruntime: cached" in again.err
+    second_build = project.build()
+    assert second_build.json["cached"] and "latency cpu fp32 onnxruntime: cached" in second_build.err
     # How long engines are timed changes nothing about what they are.
     project.change_spec(validation={})
     assert project.build().json["version"] == "1"
-    validated = project.run("validate", "tiny", "--target", "cpu", "--json")
-    assert validated.json["engines"][0]["latency"] is not None
+    validated_result = project.run("validate", "tiny", "--target", "cpu", "--json")
+    assert validated_result.json["engines"][0]["latency"] is not None
     assert len(list(store.list("models/tiny/versions/1/latency/"))) == 2
     assert len(latencies(store, manifest)[engine]) == 1
-    today = published_document(store, manifest)
-    assert encode(today.latencies) == encode(latencies(store, manifest)) != encode({engine: [report]})
+    today_document = published_document(store, manifest)
+    assert encode(today_document.latencies) == encode(latencies(store, manifest)) != encode({engine: [report]})
 
     (project.registry / next(iter(store.list("models/tiny/versions/1/latency/")))).write_text('{"format": 1}')
     assert project.run("registry", "fsck").code == 1
@@ -76,8 +76,8 @@ def test_timed_sizes_equal_the_specs() -> None:
     dims = (Dim("batch", 1, 4, 16, (4, 16)), Dim("length", 8, 8, 32))
     assert sizes_of_buckets(dims[:1], "few") == [{"batch": 1}, {"batch": 4}, {"batch": 16}]
     assert sizes_of_buckets((), "few") == [{}]
-    everything = sizes_of_buckets(dims, "all")
-    assert {sizes["batch"] for sizes in everything} == {1, 4, 5, 16} and len(everything) == 8
+    all_sizes = sizes_of_buckets(dims, "all")
+    assert {sizes["batch"] for sizes in all_sizes} == {1, 4, 5, 16} and len(all_sizes) == 8
     assert parse_sizes("length=32", dims) == {"batch": 4, "length": 32}
     for text, why in (("b=2", "no dim 'b'"), ("batch", "NAME="), ("batch=1,batch=2", "NAME="), ("batch=17", "1..16")):
         with pytest.raises(InputError, match=why):
@@ -103,21 +103,21 @@ def test_engines_are_timed_one_at_a_time(built: Project) -> None:
     context = RunContext(store, Answering(note), Answering(note))
     choice = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
     spec, golden = spec_of(choice.manifest), choice.manifest.sources["golden"]
-    for timed in (
+    for timed_function in (
         lambda: profile_published(choice, ProfileOptions(), context),
         lambda: benchmark_pair(choice, choice, ProfileOptions(), context),
         lambda: time_engine(engine_of(choice.entry), Latency(), golden, Work(spec, context), afresh=True),
     ):
         with pytest.raises(NotOnRecord):
-            timed()
+            timed_function()
     assert [job.needs.alone for job in jobs] == [True] * 3
 
 
 @pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
 def test_an_untimeable_engine_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
-    store, broken = built.store, Answering(raising(error))
+    store, item = built.store, Answering(raising(error))
     choice = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
-    work = Work(spec_of(choice.manifest), RunContext(store, broken, broken))
+    work = Work(spec_of(choice.manifest), RunContext(store, item, item))
     golden = choice.manifest.sources["golden"]
     with pytest.raises(IntegrityError) if isinstance(error, IntegrityError) else nullcontext():
         assert time_engine(engine_of(choice.entry), Latency(), golden, work, afresh=True) is None

@@ -91,8 +91,8 @@ def test_engines_that_cannot_be_bundled_are_reported(place: tuple[Store, Manifes
 def test_a_weightless_engine_is_not_bundled(place, tmp_path, monkeypatch):
     store, manifest = place
     entries = judge_entries(store, manifest)
-    stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
-    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped)
+    stripped_items = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
+    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped_items)
     with pytest.raises(InputError, match=r"without weights.*carry other targets"):
         write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -227,28 +227,28 @@ def of_a_gpu(
 
 def test_a_gpu_engine_is_proven_only_by_such_a_gpus_answers(place, returned_once, in_process, tmp_path):
     """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
-    out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
-    copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
-    assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason
-    elsewhere = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
-    assert elsewhere.verdict == "refused" and "it ran on sm_90, but the engine is for sm_89" in elsewhere.reason
-    assert of_a_gpu(place, out, unit, tmp_path / "c", 1e-6).verdict == "proven"
-    assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
+    returned_value, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
+    copied_engine = of_a_gpu(place, returned_value, unit, tmp_path / "a", 0.0)
+    assert copied_engine.verdict == "refused" and "bit for bit in every case" in copied_engine.reason
+    remote_engine = of_a_gpu(place, returned_value, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
+    assert remote_engine.verdict == "refused" and "it ran on sm_90, but the engine is for sm_89" in remote_engine.reason
+    assert of_a_gpu(place, returned_value, unit, tmp_path / "c", 1e-6).verdict == "proven"
+    assert of_a_gpu(place, returned_value, unit, tmp_path / "d", 1e-2).verdict == "failed"
 
 
 def test_invalid_results_give_one_message(built: Project, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    empty = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
+    results = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
     texts = {
-        empty.to_bytes(): "holds no carried engines",
+        results.to_bytes(): "holds no carried engines",
         b"[": "is not JSON",
-        empty.to_bytes().replace(b'"seconds":1.0', b'"seconds":NaN'): "is not JSON",
-        empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
+        results.to_bytes().replace(b'"seconds":1.0', b'"seconds":NaN'): "is not JSON",
+        results.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
         b"{}": "no results of the GPU kit",
-        empty.to_bytes().replace(b'"format":1', b'"format":9'): "format is 9; this enginesmith reads 1: upgrade",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
-        empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
+        results.to_bytes().replace(b'"format":1', b'"format":9'): "format is 9; this enginesmith reads 1: upgrade",
+        results.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
+        results.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
+        results.to_bytes().replace(b'"skipped":[],', b""): "not whole",
     }
     for data, output in texts.items():
         path.write_bytes(data)

@@ -35,11 +35,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
 
 @pytest.fixture(scope="module")
 def returned(place: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("carried") / "out"
+    out_path = tmp_path_factory.mktemp("carried") / "out"
     with pytest.MonkeyPatch.context() as patch:
         run_here(patch)
-        document = carry(*place, out)
-    offline_bundle = OfflineBundle.load(out)
+        document = carry(*place, out_path)
+    offline_bundle = OfflineBundle.load(out_path)
     assert offline_bundle.graphs.keys() == {"encoder", "decoder"} and len(offline_bundle.ensembles) == 1
     return document
 
@@ -62,10 +62,10 @@ def test_missing_or_foreign_answers_of_a_graph_are_refused(place, returned):
     del document["carried"][:2]
     answers = document["carried"][0]["answers"]
     for request in list(answers)[:4]:
-        gone = answers.pop(request)
+        gone_item = answers.pop(request)
         (result,) = judge(place[0], document)
         assert result.verdict == "refused" and "has no answer to these inputs" in result.reason
-        answers[request] = gone
+        answers[request] = gone_item
     document["carried"][0]["golden"] = "0" * 64
     (result,) = judge(place[0], document)
     assert result.verdict == "refused" and "its golden set is 000" in result.reason
@@ -86,9 +86,9 @@ def test_the_ensemble_waits_for_its_graphs(place, returned, monkeypatch):
 
 def test_functions_between_graphs_are_not_bundled(place: tuple[Store, Manifest], tmp_path: Path) -> None:
     store, manifest = place
-    cutting = replace(manifest, spec={**manifest.spec, "functions": {"cut": {}}})
+    cutting_manifest = replace(manifest, spec={**manifest.spec, "functions": {"cut": {}}})
     with pytest.raises(InputError, match=r"functions 'cut'.*carry one of its graphs"):
-        write_offline_bundle(store, cutting, tmp_path / "out")
+        write_offline_bundle(store, cutting_manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

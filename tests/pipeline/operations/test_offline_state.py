@@ -71,8 +71,8 @@ def test_sequences_run_there_and_are_judged_here(built: tuple[Store, Manifest], 
     assert {item.verdict for item in verdicts} == {"proven"}, verdicts
     for item in verdicts:
         report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{item.report}.json")).read_bytes())
-        free = [check for check in report["checks"] if check["case"] == "free running" and check["stage"] == "engine"]
-        assert free and report["free_running"]
+        checks = [check for check in report["checks"] if check["case"] == "free running" and check["stage"] == "engine"]
+        assert checks and report["free_running"]
     assert all("proven by attestation" in entry.reason for entry in judge_entries(store, manifest))
 
 
@@ -82,10 +82,10 @@ def test_any_missing_answer_is_refused(built, returned):
     del document["carried"][1:]
     answers = document["carried"][0]["answers"]
     for request in list(answers)[::5]:
-        gone = answers.pop(request)
+        gone_item = answers.pop(request)
         (result,) = judge(built[0], document)
         assert result.verdict == "refused" and "has no answer to these inputs" in result.reason
-        answers[request] = gone
+        answers[request] = gone_item
 
 
 def test_a_contract_is_rejected_before_files_are_written(built, tmp_path, monkeypatch):

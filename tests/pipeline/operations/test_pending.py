@@ -86,12 +86,12 @@ def test_a_requested_version_is_checked(store: Store) -> None:
 
 def test_the_error_explains_why_an_engine_cannot_be_proven_here(store: Store) -> None:
     three_versions(store)
-    one = pending_of(store, "digits", "1")
+    pending_version = pending_of(store, "digits", "1")
     for target in ("sm_89", "l4"):
         expected = "digits@1: no sm_89 GPU on this machine"
-        assert why_nothing(store, one, target) == expected, "an l4 is of that generation"
-    assert why_nothing(store, one, "sm_90") == "digits@1 has no unproven engine for sm_90; it has 1 proven"
-    assert why_nothing(store, one, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
+        assert why_nothing(store, pending_version, target) == expected, "an l4 is of that generation"
+    assert why_nothing(store, pending_version, "sm_90") == "digits@1 has no unproven engine for sm_90; it has 1 proven"
+    assert why_nothing(store, pending_version, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
 
 
 def test_of_several_runs_one_proves_one_engine_at_a_time(store, monkeypatch):
@@ -101,15 +101,15 @@ def test_of_several_runs_one_proves_one_engine_at_a_time(store, monkeypatch):
     monkeypatch.setattr(build_history, "_POLL_S", 0.01)
     take, take_lock = build_history._take, list[str]()
     monkeypatch.setattr(build_history, "_take", lambda *words: take_lock.append(words[1]) or take(*words))
-    ran: list[str] = []
-    at_once: list[int] = []
+    actual_units: list[str] = []
+    at_once_numbers: list[int] = []
 
     def attested(version: proving.PublishedModel, entry: EngineEntry, context: RunContext) -> Validated:
-        ran.append(entry.unit)
-        at_once.append(1)
+        actual_units.append(entry.unit)
+        at_once_numbers.append(1)
         until(lambda: len(take_lock) >= 3, "all ask while one proves")
-        assert len(at_once) == 1, "two on one machine would time each other"
-        at_once.clear()
+        assert len(at_once_numbers) == 1, "two on one machine would time each other"
+        at_once_numbers.clear()
         attest(context.store, version.manifest, report(entry, "proven"))
         return Validated.of(version.manifest, entry, "proven", "fine")
 
@@ -121,38 +121,38 @@ def test_of_several_runs_one_proves_one_engine_at_a_time(store, monkeypatch):
         actual.append(list(validate(manifest, RunContext(store, executor, executor), again=False)))
 
     run_threads([run] * 3)
-    assert sorted(ran) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
+    assert sorted(actual_units) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
     assert len(actual) == 3 and {item.verdict for items in actual for item in items} == {"proven"}
     list(validate(manifest, RunContext(store, executor, executor)))
-    assert len(ran) == 4, "a person who says validate means it"
+    assert len(actual_units) == 4, "a person who says validate means it"
 
 
 def fake_flow(monkeypatch: pytest.MonkeyPatch, flows: Any, **fakes: Any) -> None:
     """The flow without Prefect, tables and a log, and with these in the place of what proves."""
-    usual = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "show_table": lambda *_: None}
-    usual |= {"get_run_logger": lambda: logging.getLogger("x"), "show_document": lambda *_: None}
-    for name, fake in {**usual, **fakes}.items():
+    usual_fields = {"PrefectRunner": InProcess, "FlowProgress": lambda _: Progress(), "show_table": lambda *_: None}
+    usual_fields |= {"get_run_logger": lambda: logging.getLogger("x"), "show_document": lambda *_: None}
+    for name, fake_field in {**usual_fields, **fakes}.items():
         if hasattr(flows, name):
-            monkeypatch.setattr(flows, name, fake)
+            monkeypatch.setattr(flows, name, fake_field)
 
 
 def test_the_flow_proves_the_events_version_or_gives_the_reason(store, monkeypatch):
     three_versions(store)
-    proven: list[str] = []
+    references: list[str] = []
 
     def noted(item: Pending, _context: RunContext) -> list[Validated]:
-        proven.append(item.manifest.reference)
+        references.append(item.manifest.reference)
         return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fake_flow(monkeypatch, flows, prove=noted)
     run = flows.validate_pending.fn
     assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
-    assert proven == ["digits@1"]
+    assert references == ["digits@1"]
     result = run(store.uri, "digits", "1", "sm_89")
     assert (result.name, result.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
     run(store.uri)
     run(store.uri, "digits")
-    assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
+    assert references == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
 
 
 def test_a_gpu_worker_is_requested_only_for_a_waiting_engine(store, monkeypatch):
@@ -172,18 +172,18 @@ def test_a_gpu_worker_is_requested_only_for_a_waiting_engine(store, monkeypatch)
     assert run("digits", "1", "sm_89", on="l4").message == "1 engine pending for l4, 1 proven"
     assert run(on="l4").message == "1 engine pending for l4, 1 proven"
     assert requests == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
-    others = {
+    other_fields = {
         "sm_90": "digits@1: an unproven engine is for l4, but these workers have sm_90",
         "sm_89": "digits@1: an unproven engine is for l4, but these workers have sm_89",
     }
-    for on, output in others.items():
-        result = run("digits", "1", "l4", on=on)
+    for on_name, output in other_fields.items():
+        result = run("digits", "1", "l4", on=on_name)
         assert (result.name, result.message) == ("Skipped", output)
-        assert run(on=on).message == f"0 engines pending for {on}, 0 proven"
+        assert run(on=on_name).message == f"0 engines pending for {on_name}, 0 proven"
     assert len(requests) == 2
-    for wrong in ("auto", "cpu"):
-        with pytest.raises(InputError, match=f"'{wrong}' names no GPU of Ray's workers"):
-            run(on=wrong)
+    for wrong_name in ("auto", "cpu"):
+        with pytest.raises(InputError, match=f"'{wrong_name}' names no GPU of Ray's workers"):
+            run(on=wrong_name)
 
 
 def test_an_error_about_a_version_is_shown_in_its_row(store: Store) -> None:

@@ -12,8 +12,8 @@ FLEET = ("cpu", "sm_80", "sm_89")
 
 def engine(unit: str, median_s: float = 1e-3, **changes) -> report.EngineFacts:
     backend, precision = unit.split()[-1], "fp32"
-    usual = {"low_s": 0.95 * median_s, "high_s": 1.05 * median_s, "sqnr_db": 100.0, "covers": ("cpu",)}
-    return report.EngineFacts(unit, backend, precision, "proven", median_s=median_s, **{**usual, **changes})
+    usual_fields = {"low_s": 0.95 * median_s, "high_s": 1.05 * median_s, "sqnr_db": 100.0, "covers": ("cpu",)}
+    return report.EngineFacts(unit, backend, precision, "proven", median_s=median_s, **{**usual_fields, **changes})
 
 
 def pair(first: str, second: str, verdict: str, ratio: float = 0.9) -> report.PairedComparison:
@@ -39,8 +39,8 @@ def test_a_lead_without_a_paired_run_has_no_interval():
 def test_among_separate_runs_disjoint_intervals_decide(median_s, verdict):
     result = compare_alone(engine("a"), engine("b", median_s))
     assert result == report.PairedComparison("a", "b", verdict, 1e-3 / median_s)
-    unknown = compare_alone(engine("a"), engine("b", median_s, low_s=None))
-    assert unknown.verdict == SAME
+    unknown_comparison = compare_alone(engine("a"), engine("b", median_s, low_s=None))
+    assert unknown_comparison.verdict == SAME
 
 
 def test_noisy_results_are_not_equally_fast_and_are_reported():
@@ -54,9 +54,9 @@ def test_noisy_results_are_not_equally_fast_and_are_reported():
 
 
 def test_failed_and_unproven_engines_are_never_recommended():
-    bad = replace(engine("b", 1e-6, covers=FLEET), status="failed", reason="SQNR")
-    unproven = replace(engine("c", 1e-6), status="unproven", reason="no sm_89 GPU")
-    recommendation = recommend([engine("a"), bad, unproven], [])
+    bad_engine = replace(engine("b", 1e-6, covers=FLEET), status="failed", reason="SQNR")
+    unproven_engine = replace(engine("c", 1e-6), status="unproven", reason="no sm_89 GPU")
+    recommendation = recommend([engine("a"), bad_engine, unproven_engine], [])
     assert recommendation.unit == "a" and recommendation.reason.startswith("the only engine that is proven here")
 
 
@@ -86,8 +86,8 @@ def test_without_a_candidate_the_reason_is_given(facts, words):
     ],
 )
 def test_equally_fast_engines_are_ordered_by_targets_and_then_sqnr(better, words):
-    slower = engine("b", 1.02e-3, **better)
-    advice = recommend([engine("a"), slower], [pair("a", "b", SAME)])
+    slower_engine = engine("b", 1.02e-3, **better)
+    advice = recommend([engine("a"), slower_engine], [pair("a", "b", SAME)])
     assert (advice.unit, advice.ties) == (("b", ("a",)) if words else ("a", ("b",)))
     assert words is None or (words in advice.reason and "no difference in speed shown to a" in advice.reason)
 

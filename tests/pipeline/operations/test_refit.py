@@ -70,7 +70,7 @@ def test_external_weights_are_distinguished_by_their_form(tmp_path: Path) -> Non
 
 def test_units_of_a_run_that_failed_are_named() -> None:
     """Beside the refitted engines, what was built with them."""
-    good = UnitResult(EngineEntry("cpu", "fp32", "onnxruntime", "proven", "", digest="a" * 64), 1)
-    bad = UnitResult(replace(good.entry, precision="int8", digest=None, status="failed", reason="SQNR"))
-    outcome = Outcome("tiny", "2", False, (good, bad), {}, channel_refusal="it is frozen")
+    good_result = UnitResult(EngineEntry("cpu", "fp32", "onnxruntime", "proven", "", digest="a" * 64), 1)
+    bad_result = UnitResult(replace(good_result.entry, precision="int8", digest=None, status="failed", reason="SQNR"))
+    outcome = Outcome("tiny", "2", False, (good_result, bad_result), {}, channel_refusal="it is frozen")
     assert PublishedRefit.of(outcome) == PublishedRefit("tiny", "2", "it is frozen", ("cpu int8 onnxruntime",))

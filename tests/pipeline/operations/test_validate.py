@@ -18,9 +18,9 @@ from tests.pipeline.projects import Project
 
 def test_a_default_limit_still_holds_after_reading_the_manifest(project: Project) -> None:
     project.change_spec(validation={"limits": {"int8": {"engine": {"sqnr_db": 12.0, "cosine": None}}}})
-    again = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(load_spec(project.spec)))))
-    assert again.validation.limits_for("int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
-    assert again.validation.limits_for("int8", "quantization") == {}
+    second_model = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(load_spec(project.spec)))))
+    assert second_model.validation.limits_for("int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
+    assert second_model.validation.limits_for("int8", "quantization") == {}
 
 
 def test_a_repeated_proof_has_the_builds_number_of_checks(store: Store) -> None:
@@ -29,8 +29,8 @@ def test_a_repeated_proof_has_the_builds_number_of_checks(store: Store) -> None:
               ("task", "edges, graph"), ("task", "golden, engine"), ("task", "edges, engine")]  # fmt: skip
     checks = tuple(Check(stage, "accuracy", "logits", case, 1.0, None, True) for stage, case in places)
     entry = engine(store)
-    stored = store.put_bytes(canonical_json(replace(report(entry), checks=checks).to_json()))
-    build_checks = published_proof(replace(entry, report=stored), store).checks
+    stored_digest = store.put_bytes(canonical_json(replace(report(entry), checks=checks).to_json()))
+    build_checks = published_proof(replace(entry, report=stored_digest), store).checks
     assert [(check.stage, check.case) for check in build_checks] == [places[0], places[1], places[3], places[4]]
 
 
@@ -45,7 +45,7 @@ def test_an_ensemble_runs_if_its_graphs_engines_passed(monkeypatch, verdict, run
     monkeypatch.setattr(validating.PublishedEnsemble, "judge", lambda *_: None)
     monkeypatch.setattr(validating, "prove", lambda _, unit, *__, **___: proofs.append(unit))
     monkeypatch.setattr(validating, "attach", lambda *_: Validated("pair@1", "", "proven", ""))
-    whole: Any = SimpleNamespace(reference="pair@1")
+    stub: Any = SimpleNamespace(reference="pair@1")
     entry: Any = SimpleNamespace(unit="cpu fp32 ensemble", status="unproven", reason="", checks={}, sqnr_db=None)
-    result = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None), again=True)
+    result = validating.PublishedEnsemble(stub, stub).validate(entry, SimpleNamespace(store=None), again=True)
     assert (result.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))

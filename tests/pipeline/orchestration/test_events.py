@@ -77,11 +77,11 @@ def test_an_event_names_its_model_and_has_the_next_steps_parameters(api: Api, tm
     message = watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
     assert message is not None
-    one, two = api.taken
-    assert (message.event, message.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
-    assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
-    assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
-    assert two["payload"].keys() >= {"model", "channel", "report", "registry"}
+    first_call, second_call = api.taken
+    assert (message.event, message.id) == (PUBLISHED, first_call["id"]) and second_call["event"] == JUDGED
+    assert first_call["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
+    assert first_call["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
+    assert second_call["payload"].keys() >= {"model", "channel", "report", "registry"}
     assert "hunter2" not in json.dumps(api.taken)
 
 
@@ -130,11 +130,11 @@ def test_concurrent_runs_send_one_event_per_version(api: Api, tmp_path: Path) ->
 
 def test_an_unchanged_run_sends_an_event_that_failed_earlier(api: Api, built: Project) -> None:
     api.code = 500
-    first = built.build("--runner", "prefect")
-    assert first.code == 3 and "did not reach the Prefect server" in first.err
+    first_build = built.build("--runner", "prefect")
+    assert first_build.code == 3 and "did not reach the Prefect server" in first_build.err
     api.code = 204
-    second, third = (built.build("--runner", "prefect") for _ in range(2))
-    assert second.code == third.code == 0 and "nothing was started" in third.err
+    second_build, third_build = (built.build("--runner", "prefect") for _ in range(2))
+    assert second_build.code == third_build.code == 0 and "nothing was started" in third_build.err
     [event] = api.taken
     assert event["event"] == PUBLISHED and event["payload"]["version"] == "1"
     built.build()
@@ -168,7 +168,7 @@ def test_the_example_sends_the_drift_event_in_prefects_form() -> None:
 
     from examples.drifting_server import event
 
-    since = datetime(2026, 11, 25, 10, tzinfo=UTC)
-    sent = Event.model_validate(event(0.034, since, "3", "s3://models/r"))
-    assert sent.event == DRIFTED and sent.payload["rate"] == "0.034"
-    check_payload(DRIFTED, sent.payload)
+    start_time = datetime(2026, 11, 25, 10, tzinfo=UTC)
+    sent_model = Event.model_validate(event(0.034, start_time, "3", "s3://models/r"))
+    assert sent_model.event == DRIFTED and sent_model.payload["rate"] == "0.034"
+    check_payload(DRIFTED, sent_model.payload)

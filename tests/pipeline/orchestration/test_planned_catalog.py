@@ -37,16 +37,16 @@ def test_recorded_units_are_reported_for_every_spec(built: Project, place: Path)
     assert plan(built, place) == rows, "with the copies that the first plan wrote"
     result = built.run("plan", "--all", place / "there")
     assert result.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in result.err
-    folded = built.run("plan", "--all", place).out  # a cell, which continues on the next line
-    assert "missing; add it" in " ".join(folded.split())
+    folded_output = built.run("plan", "--all", place).out  # a cell, which continues on the next line
+    assert "missing; add it" in " ".join(folded_output.split())
 
 
 def test_a_lost_engine_is_built_and_a_lost_graph_unknown_despite_copies(built: Project, place: Path) -> None:
-    before = plan(built, place)["there"]["units"]
+    units_before = plan(built, place)["there"]["units"]
     store = built.store
     for key in list(store.list("records/build/"))[:1]:
         store.remove(key)
-    assert plan(built, place)["there"]["units"] == {**before, "cached": before["cached"] - 1, "build": 1}
+    assert plan(built, place)["there"]["units"] == {**units_before, "cached": units_before["cached"] - 1, "build": 1}
     for key in list(store.list("records/quantize/")):
         store.remove(key)
     row = plan(built, place)["there"]
@@ -54,9 +54,9 @@ def test_a_lost_engine_is_built_and_a_lost_graph_unknown_despite_copies(built: P
 
 
 def test_processes_share_the_specs_and_rows_keep_their_order(built, place, monkeypatch):
-    alone = plan(built, place)
+    single_plan = plan(built, place)
     monkeypatch.setattr(catalog, "LEAST_SHARE", 1)
-    assert built.run("plan", "--all", place, "--json", "--jobs", "2").json == [*alone.values()]
+    assert built.run("plan", "--all", place, "--json", "--jobs", "2").json == [*single_plan.values()]
 
 
 def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def look(store: Store, place: object, times: int = 1, *, settled: bool = False) 
 
 
 def test_new_content_is_reported_once_also_by_a_restarted_watcher(project, store, server):
-    [seen] = look(store, project.folder, 2)
-    assert seen.told and seen.spec == "tiny.yaml"
+    [seen_look] = look(store, project.folder, 2)
+    assert seen_look.told and seen_look.spec == "tiny.yaml"
     assert look(store, project.folder) == [] and len(server.heard) == 1
     os.utime(project.folder / "tiny.onnx")
     assert look(store, project.folder) == [], "touched, and the same"
@@ -55,13 +55,13 @@ def test_new_content_is_reported_once_also_by_a_restarted_watcher(project, store
 
 
 def test_a_reverted_change_is_reported_again(project: Project, store: Store, server: Server) -> None:
-    first = (project.folder / "tiny.onnx").read_bytes()
+    first_data = (project.folder / "tiny.onnx").read_bytes()
     output: list[WatchedSpec] = []
     with watch_place(store, str(project.folder), output.append) as watch:
         watch.look(stable_only=False)
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look(stable_only=False)
-        (project.folder / "tiny.onnx").write_bytes(first)
+        (project.folder / "tiny.onnx").write_bytes(first_data)
         watch.look(stable_only=False)
         watch.look(stable_only=False)
     assert [digest for _, _, digest in server.heard] == [output[0].digest, output[1].digest, output[0].digest]
@@ -87,13 +87,13 @@ def test_changing_files_are_waited_for(project: Project, store: Store, server: S
         watch.look()
         assert output == []
         watch.look()
-    assert [seen.told for seen in output] == [True]
+    assert [seen_line.told for seen_line in output] == [True]
 
 
 def test_an_unreadable_spec_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
     result = look(store, project.folder, 3)
-    assert [(seen.spec, seen.told) for seen in result] == [("a.yaml", False), ("tiny.yaml", True)]
+    assert [(seen_event.spec, seen_event.told) for seen_event in result] == [("a.yaml", False), ("tiny.yaml", True)]
     assert "a.yaml:1" in result[0].said
 
 
@@ -124,8 +124,8 @@ def test_a_buckets_prefix_can_be_watched(project: Project, store: Store, server:
 
 def test_an_ensemble_is_registered_only_with_its_graphs(tmp_path: Path, store: Store, server: Server) -> None:
     path = write_ensemble(tmp_path / "project")
-    [seen] = look(store, path.parent)
-    assert seen.told and seen.spec == "pair.yaml"
+    [seen_look] = look(store, path.parent)
+    assert seen_look.told and seen_look.spec == "pair.yaml"
     assert look(store, path.parent) == []
     (path.parent / "decoder.yaml").write_text((path.parent / "decoder.yaml").read_text() + "# changed\n")
     assert [item.spec for item in look(store, path.parent)] == ["pair.yaml"]

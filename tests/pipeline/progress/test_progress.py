@@ -42,11 +42,11 @@ class Breaks(Progress):
 
 
 def test_a_broken_listener_gets_no_more_events_and_the_others_do(capsys: pytest.CaptureFixture[str]) -> None:
-    first, last = Hears(), Hears()
-    all_of_them = together(first, Breaks(), last)
-    all_of_them.emit(PhaseEntered("unit", "one"))
-    all_of_them.emit(PhaseEntered("unit", "two"))
-    assert first.heard == last.heard == [PhaseEntered("unit", "one"), PhaseEntered("unit", "two")]
+    first_listener, last_listener = Hears(), Hears()
+    all_of_them_progress = together(first_listener, Breaks(), last_listener)
+    all_of_them_progress.emit(PhaseEntered("unit", "one"))
+    all_of_them_progress.emit(PhaseEntered("unit", "two"))
+    assert first_listener.heard == last_listener.heard == [PhaseEntered("unit", "one"), PhaseEntered("unit", "two")]
     assert capsys.readouterr().err.count("it broke") == 1
 
 
@@ -73,14 +73,14 @@ def test_a_clock_shows_phase_and_prediction() -> None:
 
 
 def test_a_countdown_is_reported_rarely_and_a_new_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks, now = Clocks(), [100.0]
-    monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: now[0])
+    clocks, current_values = Clocks(), [100.0]
+    monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: current_values[0])
     messages = []
-    for second in range(0, 60, 2):
-        now[0] = 100.0 + second
+    for time_s in range(0, 60, 2):
+        current_values[0] = 100.0 + time_s
         messages.append(
             clocks.note_wait(
-                "unit", f"a node with sm_90: none yet, {(60 - second) // 60}:{(60 - second) % 60:02d} left"
+                "unit", f"a node with sm_90: none yet, {(60 - time_s) // 60}:{(60 - time_s) % 60:02d} left"
             )
         )
     assert sum(messages) == 4, "first, and each 15 seconds"
@@ -89,64 +89,64 @@ def test_a_countdown_is_reported_rarely_and_a_new_reason_at_once(monkeypatch: py
 
 
 def test_units_with_the_same_wait_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
-    shown, why = Lines(), "room on the cluster: 1 of 1 node can take it"
+    shown_lines, reason = Lines(), "room on the cluster: 1 of 1 node can take it"
     for number in range(14):
-        shown.emit(Waiting(f"unit {number}", why))
-    shown.emit(Waiting("other", "a slot"))
+        shown_lines.emit(Waiting(f"unit {number}", reason))
+    shown_lines.emit(Waiting("other", "a slot"))
     for number in range(14):
-        shown.emit(Started(f"unit {number}"))
-    shown.emit(Waiting("late", why))
+        shown_lines.emit(Started(f"unit {number}"))
+    shown_lines.emit(Waiting("late", reason))
     waits = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines() if "waiting" in line]
-    assert waits == [f"unit 0: waiting: {why}", "other: waiting: a slot", f"late: waiting: {why}"]
+    assert waits == [f"unit 0: waiting: {reason}", "other: waiting: a slot", f"late: waiting: {reason}"]
     log: list[str] = []
     lines = JsonLines(log.append)
     for number in range(14):
-        lines.emit(Waiting(f"unit {number}", why))
+        lines.emit(Waiting(f"unit {number}", reason))
     assert len(log) == 14, "a program wants to know of each"
 
 
 def test_lines_report_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Lines()
-    shown.emit(Waiting("unit", "for a [slot]"))
-    shown.emit(Waiting("unit", "for a [slot]"))
-    shown.emit(Started("unit", "node-7"))
-    shown.emit(Retrying("unit", "killed by SIGSEGV"))
+    shown_lines = Lines()
+    shown_lines.emit(Waiting("unit", "for a [slot]"))
+    shown_lines.emit(Waiting("unit", "for a [slot]"))
+    shown_lines.emit(Started("unit", "node-7"))
+    shown_lines.emit(Retrying("unit", "killed by SIGSEGV"))
     err = capsys.readouterr().err
     assert err.count("unit: waiting: for a [slot]") == 1 and "unit: once more: killed by SIGSEGV" in err
 
 
 def test_the_table_shows_waiting_units(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = LiveTable()
+    table = LiveTable()
     for number in range(5):
-        shown.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
+        table.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
     for number in (80, 89):
-        shown.emit(Waiting(f"sm_{number} fp16", f"a slot of enginesmith-gpu-sm_{number}"))
-    shown.emit(Waiting("lock", "compiling [tiny] is running on vm"))
-    shown.emit(Retrying("unit 1", "killed by SIGSEGV"))
+        table.emit(Waiting(f"sm_{number} fp16", f"a slot of enginesmith-gpu-sm_{number}"))
+    table.emit(Waiting("lock", "compiling [tiny] is running on vm"))
+    table.emit(Retrying("unit 1", "killed by SIGSEGV"))
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
-    Console(file=sys.stdout, width=120).print(shown._draw())
+    Console(file=sys.stdout, width=120).print(table._draw())
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
         "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
         "… sm_80 fp16: waiting: a slot of enginesmith-gpu-sm_80",
         "… sm_89 fp16: waiting: a slot of enginesmith-gpu-sm_89",
         "… lock: waiting: compiling [tiny] is running on vm",
     ]
-    shown.emit(Started("unit 0"))
-    shown.emit(Finished("lock", "done", "waited 12 s"))
+    table.emit(Started("unit 0"))
+    table.emit(Finished("lock", "done", "waited 12 s"))
     for number in (80, 89):
-        shown.emit(Started(f"sm_{number} fp16"))
-    assert shown._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
+        table.emit(Started(f"sm_{number} fp16"))
+    assert table._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
 
 
 def test_steps_of_several_models_name_their_model(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = by_model(Lines()).of_run("digits", "run-1")
-    shown.emit(Waiting("lock", "compiling digits is running on vm"))
-    shown.emit(Started("export"))
-    with shown.watch("export"):
+    shown_lines = by_model(Lines()).of_run("digits", "run-1")
+    shown_lines.emit(Waiting("lock", "compiling digits is running on vm"))
+    shown_lines.emit(Started("export"))
+    with shown_lines.watch("export"):
         pass
-    shown.emit(Finished("export"))
-    shown.emit(VerdictReached("cpu fp32", "proven", "3 checks"))
-    shown.emit(VersionSettled("digits@1", "published"))
+    shown_lines.emit(Finished("export"))
+    shown_lines.emit(VerdictReached("cpu fp32", "proven", "3 checks"))
+    shown_lines.emit(VersionSettled("digits@1", "published"))
     assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [
         "digits lock: waiting: compiling digits is running on vm",
         "digits export ...",
@@ -162,8 +162,8 @@ def test_steps_of_several_models_name_their_model(capsys: pytest.CaptureFixture[
 
 def test_json_lines_are_one_object_each_with_run_model_and_unit() -> None:
     lines: list[str] = []
-    both = JsonLines(lines.append)
-    log, other = both.of_run("digits", "run-1"), together(both, Progress()).of_run("other", "run-2")
+    both_lines = JsonLines(lines.append)
+    log, other = both_lines.of_run("digits", "run-1"), together(both_lines, Progress()).of_run("other", "run-2")
     log.emit(RunBegan("digits", "run-1"))
     log.emit(Planned(plan()))
     log.emit(Predicted(UNIT, EXPECTED))
@@ -211,8 +211,8 @@ def test_remarks_are_events_and_the_result_stays_on_stdout(built: Project, tmp_p
 def test_an_environment_variable_sets_the_log_format(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINESMITH_LOG_FORMAT", "json")
     assert {event["event"] for event in events(built.build().err)} >= {"began", "finished", "verdict", "concluded"}
-    proven = built.run("validate", "tiny", "--target", "cpu", "--json")
-    assert {event["unit"] for event in events(proven.err)} >= {"prove cpu fp32 onnxruntime"}
+    proven_result = built.run("validate", "tiny", "--target", "cpu", "--json")
+    assert {event["unit"] for event in events(proven_result.err)} >= {"prove cpu fp32 onnxruntime"}
 
 
 def test_a_flow_uses_its_own_log(built: Project) -> None:

@@ -79,8 +79,8 @@ def test_masks_of_minus_infinity_and_shape_arithmetic_are_not_changed(precision:
     result, _ = written(model, data, precision, scheme)
     quantizers = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
     behind = {name for node in result.graph.node if node.op_type in quantizers for name in node.output}
-    read = {*nets.named(result, "Softmax_p").input, *nets.named(result, "Add_s2").input}
-    assert not behind & read
+    loaded_inputs = {*nets.named(result, "Softmax_p").input, *nets.named(result, "Add_s2").input}
+    assert not behind & loaded_inputs
     assert np.isfinite(nets.run(emulate(result), data, optimized=False)).all()
 
 

@@ -66,17 +66,17 @@ def defined_activation(block: np.ndarray, name: str, whole: Fraction) -> list[Fr
 @settings(max_examples=25, deadline=None)
 def test_activations_are_rounded_as_defined(values: list[float], name: str, whole: float) -> None:
     form, row = FORMATS[name], np.array(values, np.float32)
-    rounded = form.rounded_activation(row[None], np.float32(whole))
-    defined = [defined_activation(block, name, Fraction(whole)) for block in row.reshape(-1, form.block)]
-    assert exact(rounded) == [value for block in defined for value in block]
+    rounded_values = form.rounded_activation(row[None], np.float32(whole))
+    defined_fractions = [defined_activation(block, name, Fraction(whole)) for block in row.reshape(-1, form.block)]
+    assert exact(rounded_values) == [value for block in defined_fractions for value in block]
 
 
 @given(st.lists(FLOATS, min_size=64, max_size=64), st.sampled_from(BLOCK_FLOATS))
 @settings(max_examples=25, deadline=None)
 def test_weights_have_the_nearest_codes_and_quantize_idempotently(values, name) -> None:
     form, weight = FORMATS[name], np.array(values, np.float32).reshape(32, 2)
-    codes, scales, whole = form.encode(weight)
-    stored = form.decode(codes, scales, whole)
+    codes, scales, whole_value = form.encode(weight)
+    stored = form.decode(codes, scales, whole_value)
     grid = E2M1_VALUES if form.four_bits else E4M3_VALUES
     effective = np.repeat(form.scales(weight), form.block, axis=0)
     for value, code, scale in zip(exact(weight), exact(codes.astype(np.float32)), exact(effective), strict=True):
@@ -100,9 +100,9 @@ def test_numbers_of_e2m1_are_rounded_as_ml_dtypes_does() -> None:
 
 def test_codes_are_packed_two_per_byte_with_the_first_one_low() -> None:
     result = written(nets.wide_net(96), "nvfp4-weights")
-    stored = next(item for item in result.graph.initializer if item.data_type == onnx.TensorProto.FLOAT4E2M1)
-    codes = onnx.numpy_helper.to_array(stored).reshape(-1).view(np.uint8)
-    assert stored.raw_data == bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
+    stored_item = next(item for item in result.graph.initializer if item.data_type == onnx.TensorProto.FLOAT4E2M1)
+    codes = onnx.numpy_helper.to_array(stored_item).reshape(-1).view(np.uint8)
+    assert stored_item.raw_data == bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
 
 
 def written(net: onnx.ModelProto, precision: str, scheme=nets.TENSORRT_FP32, data=None, rules=()) -> onnx.ModelProto:
@@ -129,13 +129,13 @@ def test_each_layer_of_the_twin_equals_numpy_on_equal_inputs(precision, scheme, 
         source = multiply.input[0].removesuffix("/blocks_dequantized")
         names = [source, *multiply.input, multiply.output[0]]
         values = nets.values_of(twin, data, tuple({*names}), optimized=False)
-        before, operands, right, output = (values[name] for name in names)
+        value_before, operands, right_value, output = (values[name] for name in names)
         stored = [constants[name] for name in constants if name.startswith(f"{node}/weight_")]
-        assert np.array_equal(right, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
+        assert np.array_equal(right_value, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
         if form.activations:
-            whole = constants.get(f"{source}/global", np.float32(1))
-            assert np.array_equal(operands, form.rounded_activation(before, whole)), "to the bit"
-        product = operands.astype(np.float64) @ right
+            whole_constant = constants.get(f"{source}/global", np.float32(1))
+            assert np.array_equal(operands, form.rounded_activation(value_before, whole_constant)), "to the bit"
+        product = operands.astype(np.float64) @ right_value
         assert (
             np.abs(output - product).max()
             <= (2.0**-10 if scheme is nets.TENSORRT else 2.0**-20) * np.abs(product).max()
@@ -154,8 +154,8 @@ def test_tensorrt_rtx_builds_block_floats(precision: str, sm: str, scheme) -> No
 )
 def test_refusals_match_the_compiler(precision: str, sm: str, builds: bool) -> None:
     message = nets.compiles(written(nets.wide_net(96), precision), sm, nets.WIDE_SHAPES)
-    refused = TensorRTRTX().refuses(graphs.request(f"sm_{sm[2:]}", precision))
-    assert (message == "") == builds == (refused is None), (message, refused)
+    refuses = TensorRTRTX().refuses(graphs.request(f"sm_{sm[2:]}", precision))
+    assert (message == "") == builds == (refuses is None), (message, refuses)
 
 
 def test_a_backend_builds_an_engine_of_a_written_graph(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_backend_builds_an_engine_of_a_written_graph(tmp_path: Path) -> None:
 
 def test_weights_take_at_most_a_third_of_their_fp16_size() -> None:
     result = written(nets.wide_net(96), "nvfp4", nets.TENSORRT)
-    stored = sum(len(item.raw_data) for item in result.graph.initializer if "/weight_" in item.name)
-    assert stored <= 0.32 * 2 * (64 * 96 + 96 * 10)
+    stored_total = sum(len(item.raw_data) for item in result.graph.initializer if "/weight_" in item.name)
+    assert stored_total <= 0.32 * 2 * (64 * 96 + 96 * 10)
     assert not [item for item in result.graph.initializer if item.name.startswith("w")], "float weights are gone"
 
 
@@ -228,8 +228,8 @@ def test_projections_that_read_one_tensor_share_its_quantization() -> None:
 def search(precision: str, *floors_db: float) -> tuple:
     """A net, the SQNR of its plain graph on unseen samples; choice, notes and SQNR without a floor, and with each."""
     net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
-    runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
-    ranges, expected, searched = nets.measured(net, data), nets.run(net, held_out), []
+    runs = [(8, {name: values[index : index + 8] for name, values in data.items()}) for index in range(0, 96, 8)]
+    ranges, expected, searched_choices = nets.measured(net, data), nets.run(net, held_out), []
     target = SearchTarget(ranges, nets.TENSORRT_FP32, precision=precision)
 
     def lost_db(graph: onnx.ModelProto) -> float:
@@ -237,48 +237,48 @@ def search(precision: str, *floors_db: float) -> tuple:
 
     for floor in (None, *map(SearchFloor, floors_db)):
         (choice,) = choose_each(net, [target], runs, floor, "none")
-        more = {"float_nodes": choice.left, "formats": choice.formats}
-        graph, notes = write(choice.model, precision, nets.TENSORRT_FP32, choice.ranges, **more)
-        searched.append((choice, notes, lost_db(graph)))
-    return net, lost_db(write(net, precision, nets.TENSORRT_FP32, ranges)[0]), searched
+        more_fields = {"float_nodes": choice.left, "formats": choice.formats}
+        graph, notes = write(choice.model, precision, nets.TENSORRT_FP32, choice.ranges, **more_fields)
+        searched_choices.append((choice, notes, lost_db(graph)))
+    return net, lost_db(write(net, precision, nets.TENSORRT_FP32, ranges)[0]), searched_choices
 
 
 def test_a_floor_mixes_nvfp4_with_wider_formats_and_rounding_errors_cancel() -> None:
     """Groups that cost the most go on in fp8 or floats; of the others the weights are rounded for the activations."""
-    net, plain_db, searched = search("nvfp4", 18.0, 44.0)
+    net, plain_db, searched_match = search("nvfp4", 18.0, 44.0)
     counts, messages = [], re.compile("the floor: quantized alone it leaves .* dB in nvfp4, .* dB in fp8")
-    for choice, notes, _ in searched:
+    for choice, notes, _ in searched_match:
         point, float_nodes = choice.point, [item for item in notes.float_nodes if item.node in choice.left]
         counts.append((len(notes.quantized), len(notes.eight_bits), len(float_nodes)))
         assert all(messages.match(item.reason) for item in (*notes.eight_bits, *float_nodes))
         assert f"in nvfp4{point.mix_text}: {point.sqnr_db:.1f} dB" in choice.summary
         assert sum(dict(point.mix).values()) == pytest.approx(1 - point.share)
-    whole, mixed, wide = counts
-    assert whole == (7, 0, 0) and searched[0][2] > plain_db + 0.2
-    assert sum(mixed) == 7 and mixed[0] >= 3 and mixed[1] and searched[1][2] > 17.5
-    assert sum(wide) == 7 and all(wide[1:]) and searched[2][2] > 42, "int8 and fp8 alone do not reach that"
-    exact, rounded = (
+    whole_count, mixed_count, count = counts
+    assert whole_count == (7, 0, 0) and searched_match[0][2] > plain_db + 0.2
+    assert sum(mixed_count) == 7 and mixed_count[0] >= 3 and mixed_count[1] and searched_match[1][2] > 17.5
+    assert sum(count) == 7 and all(count[1:]) and searched_match[2][2] > 42, "int8 and fp8 alone do not reach that"
+    exact_matrices, rounded_matrices = (
         matrices(part, find_groups(part, find_sites(part)[0])) for part in map(prepare_model, (net, choice.model))
     )
-    same = {node for node in choice.left if np.array_equal(exact[node], rounded[node])}
-    assert same == {node for node, precision in choice.formats.items() if precision == "fp16"}
+    same_nodes = {node for node in choice.left if np.array_equal(exact_matrices[node], rounded_matrices[node])}
+    assert same_nodes == {node for node, precision in choice.formats.items() if precision == "fp16"}
 
 
 @pytest.mark.parametrize("wider", ["mxfp8", "int8", "fp8"])
 def test_a_graph_of_nvfp4_may_have_products_in_a_wider_format(wider: str) -> None:
     net, data = nets.wide_net(96), nets.wide_data()
     args = net, "nvfp4", nets.TENSORRT, nets.measured(net, data)
-    mixed, notes = write(*args, formats={"MatMul_h": wider})
+    mixed_path, notes = write(*args, formats={"MatMul_h": wider})
     assert (notes.quantized, notes.formats) == (("Gemm_y",), {"MatMul_h": wider})
     assert f"in {wider}: MatMul_h (MatMul): quantization.overrides says {wider}" in notes.lines()
-    rounded_types = {to_array.dtype.name for to_array in map(onnx.numpy_helper.to_array, mixed.graph.initializer)}
+    rounded_types = {to_array.dtype.name for to_array in map(onnx.numpy_helper.to_array, mixed_path.graph.initializer)}
     assert ("int8" in rounded_types) == (wider == "int8")
-    assert nets.compiles(mixed, "SM120", nets.WIDE_SHAPES) == ""
+    assert nets.compiles(mixed_path, "SM120", nets.WIDE_SHAPES) == ""
     recipe = QuantizationRecipe(*args, (), {}, True, formats=notes.formats)
-    assert recipe.write()[0] == mixed
-    expected, graphs = nets.run(net, data), (write(*args)[0], mixed)
-    plain, better = (nets.sqnr_db(expected, nets.run(emulate_blocks(graph), data, False)) for graph in graphs)
-    assert better > plain + 1
+    assert recipe.write()[0] == mixed_path
+    expected, graphs = nets.run(net, data), (write(*args)[0], mixed_path)
+    plain_sqnr, better = (nets.sqnr_db(expected, nets.run(emulate_blocks(graph), data, False)) for graph in graphs)
+    assert better > plain_sqnr + 1
 
 
 def test_a_depth_of_80_goes_on_in_fp8() -> None:
@@ -308,5 +308,5 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
 def test_a_search_rounds_fp8_with_cancelling_errors_and_leaves_nodes_in_fp16() -> None:
     _, plain_db, ((_, whole_notes, whole_db), (_, notes, floored_db)) = search("fp8", 30.0)
     assert plain_db + 0.5 < whole_db < floored_db - 2
-    floats = [[item for item in each.float_nodes if "the floor" in item.reason] for each in (whole_notes, notes)]
+    floats = [[item for item in entry.float_nodes if "the floor" in item.reason] for entry in (whole_notes, notes)]
     assert not floats[0] and 0 < len(floats[1]) < 9

@@ -41,8 +41,8 @@ def test_large_finite_values_are_not_nan(tmp_path: Path) -> None:
 
 
 def test_a_model_without_sites_is_not_run(tmp_path: Path) -> None:
-    opened = nets.samples(tmp_path, nets.x_values(), (X,))
-    assert calibrate(saved(nets.x_net("y = Relu(x)"), tmp_path), opened) == Ranges({}, "minmax", opened.digest, 16)
+    samples = nets.samples(tmp_path, nets.x_values(), (X,))
+    assert calibrate(saved(nets.x_net("y = Relu(x)"), tmp_path), samples) == Ranges({}, "minmax", samples.digest, 16)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_inputs_and_outputs_are_cast_on_request() -> None:
     result, _ = cast_float(nets.conv_net(), "fp16", keep_io=False)
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [10, 10]
     assert not nets.of_type(result, "Cast")
-    half = {"image": nets.images()["image"].astype(np.float16)}
-    assert nets.sqnr_db(nets.run(nets.conv_net(), nets.images()), nets.run(result, half)) > 50
+    half_fields = {"image": nets.images()["image"].astype(np.float16)}
+    assert nets.sqnr_db(nets.run(nets.conv_net(), nets.images()), nets.run(result, half_fields)) > 50
 
 
 def test_nodes_stay_in_fp32_by_name() -> None:
@@ -98,11 +98,11 @@ def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
     model = x_net(text, two=np.float32(2), axes=np.array([1]), eps=np.float32(1e-5))
     assert kept_nodes(model) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"} and kept_nodes(model, "bf16") == set()
     assert kept_nodes(model, ranges=nets.ranges_of(model, nets.x_values(), activations(model))) == set()
-    large = nets.x_values(1000.0)
-    measured = nets.ranges_of(model, large, activations(model))
-    assert kept_nodes(model, ranges=measured) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
-    kept_names, _ = cast_float(model, "fp16", ranges=measured)
-    assert lost_db(model, kept_names, large) > 55
+    large_arrays = nets.x_values(1000.0)
+    measured_ranges = nets.ranges_of(model, large_arrays, activations(model))
+    assert kept_nodes(model, ranges=measured_ranges) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
+    kept_names, _ = cast_float(model, "fp16", ranges=measured_ranges)
+    assert lost_db(model, kept_names, large_arrays) > 55
 
 
 def test_quadratic_growth_needs_room_for_the_proofs_largest_input() -> None:
@@ -131,10 +131,10 @@ def test_positions_and_large_angles_use_fp32() -> None:
 
 def test_measured_ranges_need_headroom() -> None:
     model = x_net("a = Relu(x) y = MatMul(a, w)")
-    fits = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
-    near = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
-    assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
-    notes = cast_float(model, "fp16", ranges=near)[1]
+    ranges = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
+    near_ranges = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
+    assert kept_nodes(model, ranges=ranges) == set() and kept_nodes(model, ranges=near_ranges) == {"Relu_a", "MatMul_y"}
+    notes = cast_float(model, "fp16", ranges=near_ranges)[1]
     assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration; fp16 ends at 65504"
     assert kept_nodes(x_net("y = Relu(x)"), ranges=Ranges({"x": (0.0, 1e6)}, "minmax", "0" * 64, 1)) == {"Relu_y"}
 
@@ -228,9 +228,9 @@ def test_every_opset_from_13_on_is_cast(opset: int, precision: str) -> None:
 def test_the_argument_is_unchanged_and_the_result_repeats(net: str, precision: str) -> None:
     make = nets.NETS[net][0]
     model = make()
-    before = model.SerializeToString()
+    model_bytes_before = model.SerializeToString()
     result, _ = cast_float(model, precision)
-    assert model.SerializeToString() == before
+    assert model.SerializeToString() == model_bytes_before
     assert result.SerializeToString() == cast_float(make(), precision)[0].SerializeToString()
     onnx.checker.check_model(result, full_check=True)
 
@@ -283,18 +283,18 @@ def test_every_tensor_is_rounded_once_to_nearest_even(x: np.ndarray, precision: 
         with np.errstate(over="ignore"):
             return values.astype(DTYPES[precision]).astype(np.float32)
 
-    half, k = rounded(x), rounded(np.float32([0.3]))
+    half_value, k = rounded(x), rounded(np.float32([0.3]))
     with np.errstate(over="ignore"):
-        b = rounded(rounded(half * k) + half)
+        b = rounded(rounded(half_value * k) + half_value)
         expected = rounded(b * b)
     np.testing.assert_array_equal(nets.run(EMULATED[precision], {"x": x}, optimized=False), expected)
 
 
 def test_fp16_overflow_is_detected_although_onnxruntime_hides_it() -> None:
     model = nets.build("float[N] x", "float[N] y", "b = Identity(x) a = Mul(x, b) y = Sqrt(a)", {})
-    half, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
-    assert np.isposinf(nets.run(emulate(half), x, optimized=False)).all()
-    assert nets.run(half, x) == 1000  # the day this fails, onnxruntime computes fp16 for real
+    half_model, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
+    assert np.isposinf(nets.run(emulate(half_model), x, optimized=False)).all()
+    assert nets.run(half_model, x) == 1000  # the day this fails, onnxruntime computes fp16 for real
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -309,16 +309,16 @@ def test_only_the_casts_are_16_bit(make: object, data: object, precision: str) -
 
 
 def test_16_bit_outputs_become_fp32_and_inputs_accept_existing_data() -> None:
-    half, model = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
-    output = nets.run(emulate(half), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
+    half_model, model = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
+    output = nets.run(emulate(half_model), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
     assert output.dtype == np.float32
     assert np.abs(output - nets.run(emulate(model), nets.images(), optimized=False)).max() < 2e-3 * np.abs(output).max()
 
 
 def test_only_16_bit_floats_and_constant_nodes_need_emulation() -> None:
-    plain = nets.build("float[N] x", "float[N] y", "y = Mul(x, k)", {"k": np.float32(0.3)})
-    lifted = nets.build("float[N] x", "float[N] y", "k = Constant <value_float = 0.3> () y = Mul(x, k)", {})
-    within = nets.build("float[N] x", "float[N] y", "h = Cast <to = 10> (x) y = Cast <to = 1> (h)", {})
-    assert not needs_emulation(plain)
-    assert all(needs_emulation(model) for model in (lifted, within, cast_float(plain, "fp16")[0]))
-    assert emulate(plain).graph.node == tidy(plain).graph.node
+    plain_build = nets.build("float[N] x", "float[N] y", "y = Mul(x, k)", {"k": np.float32(0.3)})
+    lifted_build = nets.build("float[N] x", "float[N] y", "k = Constant <value_float = 0.3> () y = Mul(x, k)", {})
+    inner_build = nets.build("float[N] x", "float[N] y", "h = Cast <to = 10> (x) y = Cast <to = 1> (h)", {})
+    assert not needs_emulation(plain_build)
+    assert all(needs_emulation(model) for model in (lifted_build, inner_build, cast_float(plain_build, "fp16")[0]))
+    assert emulate(plain_build).graph.node == tidy(plain_build).graph.node

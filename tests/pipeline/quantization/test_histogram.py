@@ -15,9 +15,9 @@ FINITE = arrays.arrays(
 @given(ANY, ANY, ANY)
 def test_merging_equals_counting_in_any_order(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     x, y, z = (LogHistogram.of(part) for part in (a, b, c))
-    whole = LogHistogram.of(np.concatenate([c, a, b]))
-    assert x.merge(y).merge(z) == whole == z.merge(y.merge(x))
-    assert whole.digest == x.merge(y).merge(z).digest and whole.total == a.size + b.size + c.size
+    whole_value = LogHistogram.of(np.concatenate([c, a, b]))
+    assert x.merge(y).merge(z) == whole_value == z.merge(y.merge(x))
+    assert whole_value.digest == x.merge(y).merge(z).digest and whole_value.total == a.size + b.size + c.size
 
 
 @given(FINITE)

@@ -29,8 +29,8 @@ FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
 
 def seen(values: np.ndarray, histogram: bool = True) -> TensorStatistics:
     values = values.astype(np.float32)
-    one = TensorStatistics().extend_with(float(values.min()), float(values.max()), values.size)
-    return TensorStatistics(**vars(one) | {"histogram": LogHistogram.of(values) if histogram else None})
+    statistics = TensorStatistics().extend_with(float(values.min()), float(values.max()), values.size)
+    return TensorStatistics(**vars(statistics) | {"histogram": LogHistogram.of(values) if histogram else None})
 
 
 def observed(**tensors: TensorStatistics) -> Observations:
@@ -81,12 +81,12 @@ def test_every_range_is_finite_and_within_the_observed_values(chosen, activation
 def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) -> None:
     values = SHAPES[shape].astype(np.float32)
     low, high = float(values.min()), float(values.max())
-    best = min(
-        error(values, (low * fraction, high * right), activation)
+    best_error = min(
+        error(values, (low * fraction, high * right_fraction), activation)
         for fraction in np.geomspace(0.05, 1, 40)
-        for right in ([fraction] if activation == "int8" else np.geomspace(0.05, 1, 40))
+        for right_fraction in ([fraction] if activation == "int8" else np.geomspace(0.05, 1, 40))
     )
-    assert error(values, chosen_range(values, MSE, activation), activation) <= 1.03 * best
+    assert error(values, chosen_range(values, MSE, activation), activation) <= 1.03 * best_error
 
 
 @given(st.floats(0.01, 100), st.floats(0, 50))
@@ -125,8 +125,8 @@ def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> 
     low, high = chosen_range(values, percentile(98), "uint8")
     assert low == pytest.approx(np.quantile(values, 0.01), abs=0.1) and high == pytest.approx(0.99, abs=0.02)
     for sign in (1, -1):  # of values with one sign, the end that is far from zero alone is clipped, by all of the share
-        ends = chosen_range(sign * np.linspace(0.1, 1, 9901), percentile(98), "uint8")
-        assert sorted(map(abs, ends)) == pytest.approx([0.118, 0.982], abs=0.005)
+        end_values = chosen_range(sign * np.linspace(0.1, 1, 9901), percentile(98), "uint8")
+        assert sorted(map(abs, end_values)) == pytest.approx([0.118, 0.982], abs=0.005)
 
 
 def test_the_moving_average_is_over_samples() -> None:

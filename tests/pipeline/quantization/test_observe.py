@@ -51,46 +51,46 @@ def wide_net() -> onnx.ModelProto:
 def test_extremes_and_histograms_cover_every_value(tmp_path: Path) -> None:
     model = wide_net()
     arrays = {"x": np.random.default_rng(1).normal(size=(6, 3, 12, 12)).astype(np.float32)}
-    opened = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 3, 12, 12)),))
-    observations = observe(saved(model, tmp_path), opened)
+    opened_samples = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 3, 12, 12)),))
+    observations = observe(saved(model, tmp_path), opened_samples)
     assert set(observations.tensors) == {"x", "a", "c", "s", "y"}
     values = values_of(model, arrays, ("a", "c", "s", "y")) | arrays
-    for name, seen in observations.tensors.items():
-        assert seen.elements == seen.histogram.total == values[name].size, name
-        assert (seen.low, seen.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
+    for name, tensor in observations.tensors.items():
+        assert tensor.elements == tensor.histogram.total == values[name].size, name
+        assert (tensor.low, tensor.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
         for share in (0.01, 0.5, 0.99):
             expected = np.quantile(values[name], share)
-            assert seen.histogram.quantile(share) == pytest.approx(expected, rel=0.02, abs=0.02), name
+            assert tensor.histogram.quantile(share) == pytest.approx(expected, rel=0.02, abs=0.02), name
 
 
 @QUICK
 @given(st.integers(1, 24), st.permutations(range(24)))
 def test_observations_depend_neither_on_batch_size_nor_on_order(tmp_path: Path, size: int, order: list[int]) -> None:
-    one = observe(*conv(tmp_path), threads=1)
-    other = observe(*conv(tmp_path, order, Dim("batch", 1, size, 24)), threads=1)
-    assert one.digest == other.digest  # the very same numbers, averages and histograms included
+    observations = observe(*conv(tmp_path), threads=1)
+    other_observations = observe(*conv(tmp_path, order, Dim("batch", 1, size, 24)), threads=1)
+    assert observations.digest == other_observations.digest  # the very same numbers, averages and histograms included
 
 
 @QUICK
 @given(st.lists(st.integers(0, 24), max_size=3), st.randoms())
 def test_parts_merge_to_the_whole_in_any_order(tmp_path: Path, cuts: list[int], shuffled: object) -> None:
-    model, opened = conv(tmp_path)
+    model, opened_model = conv(tmp_path)
     edges = sorted({0, 24, *cuts})
-    parts = [observe(model, opened, span=span) for span in pairwise(edges)]
+    parts = [observe(model, opened_model, span=span) for span in pairwise(edges)]
     shuffled.shuffle(parts)
-    merged = parts[0]
+    merge = parts[0]
     for part in parts[1:]:
-        merged = merged.merge(part)
-    assert merged == observe(model, opened) and merged.spans == ((0, 24),)
+        merge = merge.merge(part)
+    assert merge == observe(model, opened_model) and merge.spans == ((0, 24),)
 
 
 def test_parts_of_different_data_or_the_same_part_twice_do_not_merge(tmp_path: Path) -> None:
-    model, opened = conv(tmp_path)
-    part = observe(model, opened, span=(0, 8))
+    model, opened_model = conv(tmp_path)
+    part = observe(model, opened_model, span=(0, 8))
     with pytest.raises(DataError, match="sample 4 was observed twice"):
-        part.merge(observe(model, opened, span=(4, 12)))
+        part.merge(observe(model, opened_model, span=(4, 12)))
     with pytest.raises(DataError, match="only one of these observations has tensor"):
-        part.merge(observe(model, opened, ["image"], span=(8, 12)))
+        part.merge(observe(model, opened_model, ["image"], span=(8, 12)))
     with pytest.raises(DataError, match="of another dataset"):
         part.merge(observe(*conv(tmp_path, list(range(23, -1, -1))), span=(8, 12)))
 
@@ -100,10 +100,10 @@ def test_a_file_survives_reading_and_equal_observations_give_equal_bytes(tmp_pat
     weights = {"w": np.eye(5), "zero": np.float32(-1), "fill": np.float32(-np.inf), "missing": np.float32(np.nan)}
     model = build("float[batch,5] x", "float[batch,5] n", text, weights)
     arrays = {"x": np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)}
-    opened = saved_samples(tmp_path, arrays, (X,))
-    seen = observe(saved(model, tmp_path), opened, activations(model), histograms=["x", "y0"])
-    again = Observations.from_bytes(seen.to_bytes())
-    assert again == seen and again.to_bytes() == seen.to_bytes()
+    opened_samples = saved_samples(tmp_path, arrays, (X,))
+    seen = observe(saved(model, tmp_path), opened_samples, activations(model), histograms=["x", "y0"])
+    second_observations = Observations.from_bytes(seen.to_bytes())
+    assert second_observations == seen and second_observations.to_bytes() == seen.to_bytes()
     assert {name for name, item in seen.tensors.items() if item.histogram} == {"x", "y0"}
     assert [seen.tensors[name].finite for name in ("m", "y", "n")] == [False, True, False], "marks of what is missing"
 
@@ -139,8 +139,8 @@ def test_every_tensor_is_measured_despite_optimization(tmp_path: Path, text: str
     rng = np.random.default_rng(0)
     weights = {"k": rng.normal(size=(32, 3, 3, 3)), "w": rng.normal(size=(32, 10)), "g": np.ones(32)}
     weights |= {"still": rng.normal(size=(1, 3, 8, 8))}
-    read = {name: values for name, values in weights.items() if re.search(rf"\b{name}\b", body)}
-    graph = prepare_model(build("float[batch,3,8,8] x", outputs, body, read))
+    loaded_values = {name: values for name, values in weights.items() if re.search(rf"\b{name}\b", body)}
+    graph = prepare_model(build("float[batch,3,8,8] x", outputs, body, loaded_values))
     names, inputs = activations(graph), {"x": rng.normal(size=(2, 3, 8, 8)).astype(np.float32)}
     expected = values_of(graph, inputs, [name for name in names if name != "x"], optimized=False)
     tensor_names = list(open_tapped(graph, names, tmp_path).run(inputs))
@@ -154,16 +154,16 @@ def test_slices_fused_to_a_split_are_measured(tmp_path: Path) -> None:
     count = 128
     weights = {"w": np.eye(count), **{f"i{i}": np.array([i]) for i in range(count + 1)}}
     text = " ".join(f"s{i} = Slice(h, i{i}, i{i + 1}, i1)" for i in range(count))
-    joined = f"h = Relu(x) {text} c = Concat<axis=1>({', '.join(f's{i}' for i in range(count))}) y = MatMul(c, w)"
-    model = build(f"float[batch,{count}] x", f"float[batch,{count}] y", joined, weights)
-    tapped = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
-    assert [(name, values.min(), values.max()) for name, values in tapped] == [("c", 0.0, 1.0)]
+    joined_text = f"h = Relu(x) {text} c = Concat<axis=1>({', '.join(f's{i}' for i in range(count))}) y = MatMul(c, w)"
+    model = build(f"float[batch,{count}] x", f"float[batch,{count}] y", joined_text, weights)
+    tapped_result = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
+    assert [(name, values.min(), values.max()) for name, values in tapped_result] == [("c", 0.0, 1.0)]
 
 
 def test_blocked_layout_is_measured_in_place_only_with_full_blocks(tmp_path: Path) -> None:
     places = open_tapped(prepare_model(wide_net()), ["a", "c", "y"], tmp_path).places
-    optimized = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
-    copies = [node.output[0] for node in optimized.graph.node if node.op_type == "ReorderOutput"]
+    optimized_model = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
+    copies = [node.output[0] for node in optimized_model.graph.node if node.op_type == "ReorderOutput"]
     assert places["c"] == "c"  # 20 channels would bring padding with them
     assert "a" not in copies and "y" not in copies
 
@@ -195,14 +195,14 @@ def test_empty_tensors_and_negative_zeros_are_measured_equally_everywhere() -> N
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.randoms())
 def test_averages_are_exact_in_any_order(values: list[float], shuffled: object) -> None:
     def total(items: list[float]) -> TensorStatistics:
-        seen = TensorStatistics()
+        seen_statistics = TensorStatistics()
         for value in items:
-            seen = seen.extend_with(value, value, 1)
-        return seen
+            seen_statistics = seen_statistics.extend_with(value, value, 1)
+        return seen_statistics
 
-    other = list(values)
-    shuffled.shuffle(other)
-    assert total(values) == total(other)
+    other_values = list(values)
+    shuffled.shuffle(other_values)
+    assert total(values) == total(other_values)
     assert total(values).averages[0] == pytest.approx(float(np.mean(np.array(values, np.longdouble))), rel=1e-12)
 
 

@@ -77,12 +77,12 @@ def test_tensorrt_rtx_builds_residuals_and_transposed_convolutions(sm: str) -> N
     rng = np.random.default_rng(2)
     weights = {"w": rng.normal(size=(3, 8, 3, 3)), "v": rng.normal(size=(8, 8, 3, 3)) / 8}
     text = "u = ConvTranspose<strides=[2,2]>(photo, w) r = Relu(u) y = Conv(r, v)"
-    transposed = nets.build(PHOTO, "float[batch,8,31,31] y", text, weights)
+    transposed_build = nets.build(PHOTO, "float[batch,8,31,31] y", text, weights)
     shapes = {"photo": tuple((size, 3, 16, 16) for size in (1, 4, 8))}
-    for model in (transposed, residual_net()):
+    for model in (transposed_build, residual_net()):
         assert nets.compiles(quantized(model, photos(), nets.TENSORRT), sm, shapes) == ""
-    result = quantized(transposed, photos(), nets.TENSORRT_FP32)
-    assert nets.sqnr_db(nets.run(transposed, photos(4, 5)), nets.run(result, photos(4, 5))) > 25
+    result = quantized(transposed_build, photos(), nets.TENSORRT_FP32)
+    assert nets.sqnr_db(nets.run(transposed_build, photos(4, 5)), nets.run(result, photos(4, 5))) > 25
     assert nets.maker(result, nets.of_type(result, "ConvTranspose")[0].input[1]).op_type == "DequantizeLinear"
 
 
@@ -110,11 +110,11 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
 
 def test_blocks_consist_of_bytes_not_floats() -> None:
     model, data = residual_net(), photos()
-    written = quantized(model, data, nets.CPU)
-    (blocks,) = nets.of_type(written, "SpaceToDepth")
-    quantizer = nets.maker(written, blocks.input[0])
+    written_model = quantized(model, data, nets.CPU)
+    (blocks,) = nets.of_type(written_model, "SpaceToDepth")
+    quantizer = nets.maker(written_model, blocks.input[0])
     assert quantizer.op_type == "QuantizeLinear" and quantizer.input[0] == "photo"
-    assert nets.sqnr_db(nets.run(model, data), nets.run(written, data)) > 25
+    assert nets.sqnr_db(nets.run(model, data), nets.run(written_model, data)) > 25
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ def test_int8_computes_the_same_function(net: str, scheme: str) -> None:
     make, data, _ = nets.NETS[net]
     model, held_out = make(), data(16, 99)
     result = quantized(model, data(), scheme)
-    exact = nets.run(result, held_out, optimized=False)  # kernels may saturate
-    assert nets.sqnr_db(nets.run(model, held_out), exact) > 30
+    exact_result = nets.run(result, held_out, optimized=False)  # kernels may saturate
+    assert nets.sqnr_db(nets.run(model, held_out), exact_result) > 30
 
 
 def test_tensorrt_scheme_is_symmetric_with_a_pair_on_each_weight_and_float_biases() -> None:
@@ -64,9 +64,9 @@ def test_cpu_scheme_is_asymmetric_with_int8_weights_and_int32_biases() -> None:
 def test_onnxruntime_picks_its_integer_kernels(net: str, kernels: set[str], tmp_path: Path) -> None:
     make, data, _ = nets.NETS[net]
     nets.session(quantized(make(), data(), "cpu"), save=tmp_path / "optimized.onnx")
-    optimized = onnx.load(tmp_path / "optimized.onnx")
-    assert kernels <= {node.op_type for node in optimized.graph.node}
-    assert not nets.of_type(optimized, "Conv") and not nets.of_type(optimized, "Gemm")
+    optimized_model = onnx.load(tmp_path / "optimized.onnx")
+    assert kernels <= {node.op_type for node in optimized_model.graph.node}
+    assert not nets.of_type(optimized_model, "Conv") and not nets.of_type(optimized_model, "Gemm")
 
 
 def test_a_residual_add_reads_the_same_pair_as_the_convolution_so_that_it_fuses() -> None:
@@ -108,8 +108,8 @@ def test_one_weight_read_along_two_axes_gets_two_sets_of_scales(scheme: str) -> 
     model, arrays = nets.x_net("a = Gemm(x, w) y = Gemm<transB=1>(a, w)"), nets.x_values()
     result = quantized(model, arrays, scheme)
     assert nets.sqnr_db(nets.run(model, arrays), nets.run(result, arrays, optimized=False)) > 30
-    first, second = (nets.maker(result, node.input[1]) for node in nets.of_type(result, "Gemm"))
-    assert nets.constant(result, first.input[1]).tolist() != nets.constant(result, second.input[1]).tolist()
+    first_node, second_node = (nets.maker(result, node.input[1]) for node in nets.of_type(result, "Gemm"))
+    assert nets.constant(result, first_node.input[1]).tolist() != nets.constant(result, second_node.input[1]).tolist()
 
 
 @pytest.mark.parametrize("scheme", nets.SCHEMES)
@@ -172,10 +172,10 @@ def test_8_bit_storage_alone_does_not_prevent_quantization() -> None:
         "f = DequantizeLinear(v, s) a = Mul(x, f) y = MatMul(a, w)", v=np.ones(5, np.int8), s=np.float64(0.5)
     )
     assert not carries_qdq(net)
-    dynamic = nets.x_net(
+    dynamic_model = nets.x_net(
         "f = DequantizeLinear(v, s) q, r, z = DynamicQuantizeLinear(x) y = Mul(x, f)", v=np.ones(5, np.int8), s=0.5
     )
-    assert carries_qdq(dynamic), "it rounds to scales that are made at run time"
+    assert carries_qdq(dynamic_model), "it rounds to scales that are made at run time"
     result, notes = quantize_int8(net, nets.measured(net, nets.x_values()), nets.CPU)
     assert len(notes.quantized) == 1 and carries_qdq(result)
 

@@ -18,17 +18,17 @@ def test_sorting_puts_every_node_behind_what_it_reads(order: list[int]) -> None:
     del graph.node[:]
     graph.node.extend(nodes[i] for i in order)
     sort_nodes(graph)
-    available = {value.name for value in (*graph.input, *graph.initializer)}
+    available_names = {value.name for value in (*graph.input, *graph.initializer)}
     for node in graph.node:
-        assert set(node.input) <= available
-        available |= set(node.output)
+        assert set(node.input) <= available_names
+        available_names |= set(node.output)
 
 
 def test_a_sorted_graph_stays_unchanged() -> None:
     graph = attention_net().graph
-    before = graph.SerializeToString()
+    model_bytes_before = graph.SerializeToString()
     sort_nodes(graph)
-    assert graph.SerializeToString() == before
+    assert graph.SerializeToString() == model_bytes_before
 
 
 def test_a_cycle_is_an_error() -> None:

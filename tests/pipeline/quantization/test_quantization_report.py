@@ -47,6 +47,6 @@ def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:
 
 def test_a_record_of_another_format_is_refused_with_a_message(built: Project) -> None:
     store, manifest = built.published()
-    odd = store.put_bytes(json.dumps({"format": 99}).encode())
+    odd_digest = store.put_bytes(json.dumps({"format": 99}).encode())
     with pytest.raises(IntegrityError, match="format is 99; this enginesmith reads 1"):
-        quantization_records(store, replace(manifest, sources={"quantization int8": odd}))
+        quantization_records(store, replace(manifest, sources={"quantization int8": odd_digest}))

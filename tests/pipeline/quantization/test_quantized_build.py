@@ -60,8 +60,8 @@ def test_calibration_in_parts_equals_one_pass_and_keeps_finished_parts(built: Pr
     assert "write int8" in result.err and "write int8: done" not in result.err
     assert rebuilt(result.json) == set(), "the same observations give the same graphs"
     next((built.registry / "records" / "merge").rglob("*.json")).unlink()
-    again = built.build().err
-    assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
+    errors = built.build().err
+    assert "merge calibration: done" in errors and all(f"calibrate {part}/3: cached" in errors for part in (1, 2, 3))
 
 
 def test_calibration_data_may_be_a_folder(built: Project) -> None:
@@ -69,8 +69,8 @@ def test_calibration_data_may_be_a_folder(built: Project) -> None:
     for index, sample in enumerate(arrays(built.folder / "calibration.npz")["x"]):
         np.save(built.folder / "samples" / f"{index:03}.npy", sample)
     built.change_spec(calibration={"data": "samples"}, targets=["cpu"])
-    same = built.build().json
-    assert units(same, "status") == {"cpu fp32": "proven", "cpu int8": "proven"} and rebuilt(same) == set()
+    json = built.build().json
+    assert units(json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"} and rebuilt(json) == set()
     np.save(built.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
     assert rebuilt(built.build().json) == {"cpu int8"}
 
@@ -104,21 +104,21 @@ def test_fp8_int4_dynamic_int8_and_block_floats_pass_the_whole_build(built: Proj
 
 def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(built: Project) -> None:
     built.change_spec(targets=["sm_89"])
-    first = built.build("--precision", "int8").json
+    first_document = built.build("--precision", "int8").json
     built.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
-    assert built.build("--precision", "int8").json["version"] != first["version"]
+    assert built.build("--precision", "int8").json["version"] != first_document["version"]
     built.change_spec(quantization={"overrides": [{"match": "MatMull", "precision": "fp16"}]})
-    failed = built.build("--precision", "int8")
-    assert failed.code == 1 and failed.json["version"] is None
-    assert "no node matches 'MatMull'; did you mean 'MatMul" in failed.err
+    failed_build = built.build("--precision", "int8")
+    assert failed_build.code == 1 and failed_build.json["version"] is None
+    assert "no node matches 'MatMull'; did you mean 'MatMul" in failed_build.err
 
 
 def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(built: Project) -> None:
     built.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
     assert units(built.build().json, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
-    pulled = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
-    beside = json.loads(Path(pulled["path"]).with_suffix(".json").read_text())
-    assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]
+    pulled_document = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
+    document = json.loads(Path(pulled_document["path"]).with_suffix(".json").read_text())
+    assert [tensor["dtype"] for tensor in (*document["inputs"], *document["outputs"])] == ["float16", "float16"]
 
 
 def quantize_source(project: Project) -> onnx.ModelProto:
@@ -132,14 +132,14 @@ def test_a_model_with_int8_of_its_own_is_marked_everywhere(project: Project) -> 
     model = quantize_source(project)
     assert count_integer_nodes(model) and {name for name, _ in count_integer_nodes(model)} == {"MatMulInteger"}
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8-dynamic"], backends={"onnxruntime": {}})
-    planned = project.run("plan", project.spec)
+    planned_result = project.run("plan", project.spec)
     result = project.run("build", project.spec, "--json")
     assert result.code == 0, result.err
     rows = {row["precision"]: row for row in result.json["engines"]}
     assert rows["fp32"]["status"] == rows["int8-dynamic"]["status"] == "proven"
     assert "in int8, as in the source model (" in rows["fp32"]["reason"] and "MatMulInteger" in rows["fp32"]["reason"]
     assert "as in the source model" not in rows["int8-dynamic"]["reason"]
-    again = project.run("plan", project.spec)
-    assert planned.code == 0 and "as in the source model" in again.out
+    second_result = project.run("plan", project.spec)
+    assert planned_result.code == 0 and "as in the source model" in second_result.out
     page = next((project.registry / "models").glob("*/versions/1/report.html"))
     assert "as in the source model" in page.read_text()

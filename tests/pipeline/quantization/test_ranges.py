@@ -41,9 +41,9 @@ def test_the_digest_is_over_method_and_ranges_only() -> None:
     ],
 )
 def test_a_wrong_ranges_file_is_refused(change: dict[str, object], message: str) -> None:
-    good = Ranges({"x": (0.0, 1.0)}, "minmax", "a" * 64, 8).to_json()
+    good_document = Ranges({"x": (0.0, 1.0)}, "minmax", "a" * 64, 8).to_json()
     with pytest.raises(DataError, match=message):
-        Ranges.from_json(good | change)
+        Ranges.from_json(good_document | change)
 
 
 def test_reach_is_the_larger_magnitude() -> None:

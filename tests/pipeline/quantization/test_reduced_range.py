@@ -37,8 +37,8 @@ def loud(depth: int = 64) -> dict[str, np.ndarray]:
 
 def largest(model: ModelProto) -> int:
     """The largest magnitude of an int8 constant."""
-    stored = [numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == TensorProto.INT8]
-    return max(int(np.abs(values.astype(int)).max()) for values in stored)
+    arrays = [numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == TensorProto.INT8]
+    return max(int(np.abs(values.astype(int)).max()) for values in arrays)
 
 
 @given(st.integers(0, 1000), st.integers(2, 16), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from([64, 127]))
@@ -68,11 +68,11 @@ def test_a_search_rounds_to_the_written_levels():
     model, data = deep_net(), loud()
     result = choose(model, measured(model, data), REDUCED, [(32, data)])
     weights = {item.name: numpy_helper.to_array(item) for item in result.model.graph.initializer}
-    read = [weights[node.input[1]] for node in result.model.graph.node if node.op_type in ("MatMul", "Gemm")]
-    for values in read:
+    loaded_weights = [weights[node.input[1]] for node in result.model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    for values in loaded_weights:
         levels = values / (np.abs(values).max(axis=0) / 64)
         assert np.abs(levels - np.rint(levels)).max() < 1e-3
-    assert len(read) == 2 and largest(write(result.model, "int8", REDUCED, result.ranges)[0]) == 64
+    assert len(loaded_weights) == 2 and largest(write(result.model, "int8", REDUCED, result.ranges)[0]) == 64
 
 
 def test_names_distinguish_the_graphs():
@@ -97,8 +97,8 @@ def test_an_int8_engine_is_exact_here_with_onnxruntime_alone(tmp_path: Path, how
     session = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
     assert sqnr_db(run(graph, loud(), optimized=False), session.run(None, loud())[0]) > 60
     levels = [largest(graph), *(["uint8"] if any("as uint8" in note for note in engine.notes) else [])]
-    narrow = how == "always" or (how == "where-needed" and this_kind().saturates)
-    assert levels == ([64] if narrow else [127, "uint8"] if this_kind().saturates else [127])
+    is_narrow = how == "always" or (how == "where-needed" and this_kind().saturates)
+    assert levels == ([64] if is_narrow else [127, "uint8"] if this_kind().saturates else [127])
 
 
 @pytest.mark.parametrize(

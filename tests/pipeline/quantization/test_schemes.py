@@ -94,26 +94,26 @@ def test_onnxruntime_multiplies_int4_weights_in_one_kernel(tmp_path: Path) -> No
 
 def test_searched_scales_beat_maximum_scales() -> None:
     weights = np.random.default_rng(6).normal(size=(256, 32)).astype(np.float32)
-    stored, scales = blocks_of(weights, 64)
-    result = stored.astype(np.float32).reshape(4, 64, 32) * scales[:, None]
-    full = np.abs(weights.reshape(4, 64, 32)).max(axis=1, keepdims=True) / 7
-    plain = np.clip(np.rint(weights.reshape(4, 64, 32) / full), -8, 7) * full
-    errors = [np.square(weights.reshape(4, 64, 32) - item).sum(axis=1) for item in (result, plain)]
+    stored_array, scales = blocks_of(weights, 64)
+    result = stored_array.astype(np.float32).reshape(4, 64, 32) * scales[:, None]
+    full_number = np.abs(weights.reshape(4, 64, 32)).max(axis=1, keepdims=True) / 7
+    plain_array = np.clip(np.rint(weights.reshape(4, 64, 32) / full_number), -8, 7) * full_number
+    errors = [np.square(weights.reshape(4, 64, 32) - item).sum(axis=1) for item in (result, plain_array)]
     assert (errors[0] <= errors[1] + 1e-6).all() and errors[0].sum() < 0.9 * errors[1].sum()
-    assert (scales >= full[:, 0] * SHARES[-1] * 0.999).all()
+    assert (scales >= full_number[:, 0] * SHARES[-1] * 0.999).all()
 
 
 def test_a_weight_quantized_in_parts_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(7).normal(size=(192, 50)).astype(np.float32)
-    whole = blocks_of(weights, 64)
+    whole_blocks = blocks_of(weights, 64)
     monkeypatch.setattr("pipeline.quantization.schemes.write._AT_ONCE", 64 * 7)
-    for one, other in zip(whole, blocks_of(weights, 64), strict=True):
-        assert np.array_equal(one.astype(np.float32), other.astype(np.float32))
+    for block, other_block in zip(whole_blocks, blocks_of(weights, 64), strict=True):
+        assert np.array_equal(block.astype(np.float32), other_block.astype(np.float32))
 
 
 def test_a_block_of_zeros_stays_zero() -> None:
-    stored, scales = blocks_of(np.zeros((64, 3), np.float32), 64)
-    assert not stored.astype(np.float32).any() and (scales == 1).all()
+    stored_array, scales = blocks_of(np.zeros((64, 3), np.float32), 64)
+    assert not stored_array.astype(np.float32).any() and (scales == 1).all()
 
 
 @pytest.mark.parametrize("net", ["wide", "attention"])
@@ -122,8 +122,8 @@ def test_dynamic_int8_computes_the_same_function_without_calibration(net: str, t
         (nets.wide_net(), nets.wide_data(16, 99)) if net == "wide" else (nets.attention_net(), nets.sentences(16, 99))
     )
     result, notes = write(model, "int8-dynamic", nets.CPU)
-    exact = nets.run(result, held_out, optimized=False)  # kernels may saturate
-    assert nets.sqnr_db(nets.run(model, held_out), exact) > 30
+    exact_result = nets.run(result, held_out, optimized=False)  # kernels may saturate
+    assert nets.sqnr_db(nets.run(model, held_out), exact_result) > 30
     nets.session(result, save=tmp_path / "optimized.onnx")
     actual = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
     assert actual & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} and "MatMulInteger" not in actual
@@ -139,9 +139,9 @@ def test_dynamic_int8_omits_tensors_with_masks() -> None:
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> None:
     model = nets.wide_net()
-    before = model.SerializeToString()
-    first, second = (written(model, nets.wide_data(), precision).SerializeToString() for _ in range(2))
-    assert first == second and model.SerializeToString() == before
+    model_bytes_before = model.SerializeToString()
+    first_model_bytes, model_bytes = (written(model, nets.wide_data(), precision).SerializeToString() for _ in range(2))
+    assert first_model_bytes == model_bytes and model.SerializeToString() == model_bytes_before
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "nvfp4"])
@@ -209,7 +209,7 @@ def test_a_scheme_states_whether_biases_are_quantized() -> None:
 
 def test_reasons_are_listed_once_by_number_of_nodes() -> None:
     reasons = ["it multiplies two activations"] * 2 + ["K=32 is not a multiple of the block"] * 9
-    float_nodes = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
+    float_nodes = tuple(FloatNode(f"/{index}", "MatMul", reason) for index, reason in enumerate(reasons))
     idle = str(QuantizationNotes(float_nodes=float_nodes, precision="int4 weights").idle)
     assert idle.count("it multiplies two activations") == idle.count("not a multiple of the block") == 1
     assert idle.index("not a multiple of the block") < idle.index("it multiplies two activations") and "..." not in idle
@@ -218,7 +218,7 @@ def test_reasons_are_listed_once_by_number_of_nodes() -> None:
 @pytest.mark.parametrize("precision", ["int4", "int8-dynamic"])
 def test_without_a_search_the_reasons_are_the_schemes(precision: str) -> None:
     net, ranges = nets.conv_net(), nets.measured(nets.conv_net(), nets.images())
-    alone, beside = (
+    single_model, other_model = (
         write(net, precision, nets.CPU, ranges, float_nodes=nodes)[1] for nodes in ({}, {"Conv_c1": "search"})
     )
-    assert "Conv_c1" in [node.node for node in alone.float_nodes] and alone == beside
+    assert "Conv_c1" in [node.node for node in single_model.float_nodes] and single_model == other_model

@@ -64,8 +64,8 @@ def test_each_product_with_a_weight_counts_per_execution(text: str, expected: li
 
 
 def test_a_scan_multiplies_at_each_step() -> None:
-    inside = "a = MatMul(h, w) g = Add(a, s) o = Relu(g)"
-    body = f"body (float[n,64] h, float[n,64] s) => (float[n,64] g, float[n,64] o) {{ {inside} }}"
+    inner_text = "a = MatMul(h, w) g = Add(a, s) o = Relu(g)"
+    body = f"body (float[n,64] h, float[n,64] s) => (float[n,64] g, float[n,64] o) {{ {inner_text} }}"
     text = f"last, y = Scan <num_scan_inputs=1, body = {body}> (x, s)"
     model = net(text, "float[t,n,64] y", "float[n,64] x, float[t,n,64] s")
     assert counts(model, x=(5, 64), s=(7, 5, 64)) == [7 * 5 * 64 * 64]
@@ -97,15 +97,15 @@ def test_with_contradictory_shapes_a_weight_counts_once() -> None:
 
 def test_a_quantized_model_has_its_original_share() -> None:
     ranges = measured(conv_net(), images())
-    first, second, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
+    first_number, second_number, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
     shapes = {"image": (3, 1, 8, 8)}
-    whole, notes = write(conv_net(), "int8", TENSORRT_FP32, ranges)
-    assert narrow_share(tidy(whole), (), shapes) == 1.0
+    whole_path, notes = write(conv_net(), "int8", TENSORRT_FP32, ranges)
+    assert narrow_share(tidy(whole_path), (), shapes) == 1.0
     for scheme in (CPU, TENSORRT_FP32):
         part, _ = quantize_int8(conv_net(), ranges, scheme, dict.fromkeys(notes.quantized[:2], "fp16"))
-        assert narrow_share(tidy(part), (), shapes) == pytest.approx(last / (first + second + last))
-    dynamic, _ = write(conv_net(), "int8-dynamic", CPU, ranges)
-    assert narrow_share(tidy(dynamic), (), shapes) == pytest.approx(last / (first + second + last))
+        assert narrow_share(tidy(part), (), shapes) == pytest.approx(last / (first_number + second_number + last))
+    dynamic_path, _ = write(conv_net(), "int8-dynamic", CPU, ranges)
+    assert narrow_share(tidy(dynamic_path), (), shapes) == pytest.approx(last / (first_number + second_number + last))
 
 
 @pytest.mark.parametrize(("share", "refused"), [(None, False), (0.0999, True), (0.1, False), (1.0, False)])
@@ -164,12 +164,12 @@ def test_an_lstm_in_integers_counts_as_narrow() -> None:
     lstm = helper.make_node(
         "DynamicQuantizeLSTM", ["x", "v", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], name="l", domain="com.microsoft"
     )
-    ends = [
+    value_infos = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [7, 5, 64]),
         helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
     ]
     graph = helper.make_graph(
-        [lstm], "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in entries.items()]
+        [lstm], "g", value_infos[:1], value_infos[1:], [numpy_helper.from_array(v, k) for k, v in entries.items()]
     )
     domains = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=domains)

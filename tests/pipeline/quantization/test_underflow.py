@@ -52,8 +52,8 @@ def test_a_tensor_measured_as_tiny_stays_and_an_unmeasured_one_is_cast() -> None
     assert "reached only 3e-09 in calibration" in float_nodes[0].reason
     # An epsilon that is added to what never comes near zero does not matter.
     model = x_net("a = Abs(x) e = Add(a, eps) y = Div(x, e)", **EPS)
-    far = Ranges({"e": (0.5, 3.0)}, "minmax", "0" * 64, 1)
-    assert not cast_float(model, "fp16", ranges=far)[1].float_nodes and cast_float(model, "fp16")[1].float_nodes
+    far_ranges = Ranges({"e": (0.5, 3.0)}, "minmax", "0" * 64, 1)
+    assert not cast_float(model, "fp16", ranges=far_ranges)[1].float_nodes and cast_float(model, "fp16")[1].float_nodes
 
 
 def test_inputs_of_a_logarithm_stay_in_fp32_unless_far_from_zero() -> None:

@@ -24,7 +24,7 @@ def sample(spec: str = "digits.yaml", findings: tuple[Finding, ...] | None = Non
             "coverage", "note", "digits@3 has this engine,\nand this spec does not give it", "cpu fp16 onnxruntime"
         ),
     )
-    measured = pair(
+    measured_pair = pair(
         metrics=(MetricPair("accuracy", 0.99, 0.9961, 0.005),),
         drift=(AnswerDrift("batch=8", "logits", "sqnr_db", 30.0, 15.0, True),),
         times=(times(1.9, 2.0, 2.1), times(0.9, 1.0, 1.1, bucket="batch=32")),
@@ -39,6 +39,6 @@ def sample(spec: str = "digits.yaml", findings: tuple[Finding, ...] | None = Non
         slower=0.03,
         seconds=2.0,
         statuses={UNIT: "proven"},
-        pairs=(measured,),
+        pairs=(measured_pair,),
         findings=all_findings if findings is None else findings,
     )

@@ -48,13 +48,13 @@ def test_the_threshold_of_slowdowns_is_the_option() -> None:
     ],
 )
 def test_a_task_metric_may_lose_its_allowed_amount(name: str, new: float, served: float, lost: bool) -> None:
-    allowed = CheckOptions().allowed_loss(name, served or 0.0)
-    assert rules(pair(metrics=(MetricPair(name, new, served, allowed),))) == (["error metric"] if lost else [])
+    allowed_value = CheckOptions().allowed_loss(name, served or 0.0)
+    assert rules(pair(metrics=(MetricPair(name, new, served, allowed_value),))) == (["error metric"] if lost else [])
 
 
 def test_a_lost_metric_is_reported_with_both_values() -> None:
-    worse = pair(metrics=(MetricPair("accuracy", 0.90, 0.95, 0.01),))
-    (result,) = judge_pair(worse, CheckOptions(), judged_by_metric=True)
+    worse_pair = pair(metrics=(MetricPair("accuracy", 0.90, 0.95, 0.01),))
+    (result,) = judge_pair(worse_pair, CheckOptions(), judged_by_metric=True)
     assert "accuracy 0.9000, served version 0.9500" in result.text and result.text.endswith("the limit is 0.01 worse")
 
 
@@ -64,16 +64,16 @@ def test_a_metrics_own_allowed_loss_precedes_the_general_one() -> None:
 
 
 def test_other_answers_are_a_regression_without_another_judge() -> None:
-    drifted = pair(drift=(AnswerDrift("golden", "logits", "sqnr_db", 3.0, 15.0, False),))
-    assert rules(drifted, judged_by_metric=False) == ["error drift"]
-    assert rules(drifted, judged_by_metric=True) == ["note drift"]
-    assert rules(drifted, CheckOptions(drift="fail"), judged_by_metric=True) == ["error drift"]
-    assert rules(drifted, CheckOptions(drift="note"), judged_by_metric=False) == ["note drift"]
+    drifted_pair = pair(drift=(AnswerDrift("golden", "logits", "sqnr_db", 3.0, 15.0, False),))
+    assert rules(drifted_pair, judged_by_metric=False) == ["error drift"]
+    assert rules(drifted_pair, judged_by_metric=True) == ["note drift"]
+    assert rules(drifted_pair, CheckOptions(drift="fail"), judged_by_metric=True) == ["error drift"]
+    assert rules(drifted_pair, CheckOptions(drift="note"), judged_by_metric=False) == ["note drift"]
 
 
 def test_other_inputs_are_a_regression_and_end_the_comparison() -> None:
-    changed = pair(remarks=("its inputs are x: float32 of 2 axes; the served engine's are y: float32 of 2 axes",))
-    assert rules(changed) == ["error interface"]
+    changed_pair = pair(remarks=("its inputs are x: float32 of 2 axes; the served engine's are y: float32 of 2 axes",))
+    assert rules(changed_pair) == ["error interface"]
     assert rules(pair(remarks=("times could not be compared: a crash",))) == ["warning not-compared"]
 
 
@@ -82,10 +82,10 @@ def test_a_target_without_an_engine_is_a_regression_and_a_precision_a_note() -> 
         def __init__(self, target: str, precision: str) -> None:
             self.target, self.unit = target, f"{target} {precision} onnxruntime"
 
-    served = [Entry("cpu", "int8"), Entry("cpu", "fp32"), Entry("sm_89", "fp16")]
-    result = list(judge_coverage(served, [Entry("cpu", "fp32")], ["cpu", "sm_89"], "digits@3"))
+    served_entries = [Entry("cpu", "int8"), Entry("cpu", "fp32"), Entry("sm_89", "fp16")]
+    result = list(judge_coverage(served_entries, [Entry("cpu", "fp32")], ["cpu", "sm_89"], "digits@3"))
     assert [(item.level, item.unit) for item in result] == [("note", UNIT), ("error", "sm_89")]
-    assert not list(judge_coverage(served[2:], [], ["cpu"], "digits@3"))
+    assert not list(judge_coverage(served_entries[2:], [], ["cpu"], "digits@3"))
 
 
 def test_two_precisions_use_the_limits_of_the_coarser_one() -> None:

@@ -58,18 +58,18 @@ def test_a_unit_moves_only_if_proven_and_not_worse(new, times, remarks, verdict,
     ],
 )
 def test_a_version_moves_with_all_served_units_or_has_no_commands(verdicts, channels, plan, tmp_path):
-    old = {"unproven": replace(OLD, status="unproven")}
-    new = replace(OLD, toolchain={"onnxruntime": "2"})
-    units = [UnitRehearsal("m@1", "cpu", old.get(verdict, OLD), new, verdict) for verdict in verdicts]
+    old_fields = {"unproven": replace(OLD, status="unproven")}
+    new_results = replace(OLD, toolchain={"onnxruntime": "2"})
+    units = [UnitRehearsal("m@1", "cpu", old_fields.get(verdict, OLD), new_results, verdict) for verdict in verdicts]
     units = [replace(unit, verdict="unknown") if unit.verdict == "unproven" else unit for unit in units]
-    served: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
+    stubs: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
     manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
     words, store = "--toolchain=onnxruntime==2", open_store(tmp_path, create=True)
-    result = plan_version(manifest, tuple(served), units, words, store)
+    result = plan_version(manifest, tuple(stubs), units, words, store)
     moves = plan == "moves"
     assert (result.verdict, result.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
-    same = plan_version(manifest, tuple(served), [replace(unit, new=unit.old) for unit in units], words, store)
-    assert (same.verdict, same.commands, same.busy_channels) == (plan, (), ()), "nothing to publish"
+    same_plan = plan_version(manifest, tuple(stubs), [replace(unit, new=unit.old) for unit in units], words, store)
+    assert (same_plan.verdict, same_plan.commands, same_plan.busy_channels) == (plan, (), ()), "nothing to publish"
 
 
 def test_a_worker_rehearses_a_unit_without_a_local_machine(built, monkeypatch):
@@ -81,19 +81,19 @@ def test_a_worker_rehearses_a_unit_without_a_local_machine(built, monkeypatch):
 
     def work(job: Any, *_: object) -> Any:
         request = decode_request(json.loads(json.dumps(encode_request(job.request))))
-        with monkeypatch.context() as patched:
-            patched.setattr(rehearsal._Unit, "rehearse", lambda _: results.pop(0))
+        with monkeypatch.context() as patched_context:
+            patched_context.setattr(rehearsal._Unit, "rehearse", lambda _: results.pop(0))
             value: Any = encode(request.run(WorkerContext(built.folder, job.store)))
         return decode(json.loads(json.dumps(value)), UnitRehearsal)
 
     def rehearse(run: Any = None, pin: str = "2", slower: float = 0.03) -> UnitRehearsal:
-        context, remote = RunContext(built.store, LocalExecutor(), LocalExecutor()), run and SimpleNamespace(run=run)
-        return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, remote).rehearse(manifest, entry)
+        context, stub = RunContext(built.store, LocalExecutor(), LocalExecutor()), run and SimpleNamespace(run=run)
+        return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, stub).rehearse(manifest, entry)
 
     monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
-    with monkeypatch.context() as patched:  # as a release that builds nothing without a GPU
-        patched.setattr(rehearsal._Unit, "_read_toolchain", lambda _: ())
-        patched.setattr(rehearsal._Unit, "_run", raising(StepError("it needs a GPU", "no-node")))
+    with monkeypatch.context() as patched_context:  # as a release that builds nothing without a GPU
+        patched_context.setattr(rehearsal._Unit, "_read_toolchain", lambda _: ())
+        patched_context.setattr(rehearsal._Unit, "_run", raising(StepError("it needs a GPU", "no-node")))
         assert (rehearse().verdict, rehearse().why) == ("unknown", "not built here: it needs a GPU")
     monkeypatch.setattr(rehearsal.discovery, "capabilities_of", lambda _: SimpleNamespace(tunes_on_target=True))
     assert rehearse().why == "neither built nor run here: no GPU here"
@@ -120,12 +120,12 @@ def test_each_side_runs_with_its_versions_in_place_or_in_an_environment(built, m
     sides = [rehearser.open(side, rehearser.upgrade.old_pins(entry)) for side in ("old", "new")]
     assert [python for python, _ in sides] == [sys.executable] * 2
     assert sides[0][1] is not sides[1][1], "both are timed at once, each alone in its executor"
-    old = replace(entry, toolchain={**entry.toolchain, "onnxruntime": "1.30.0"})
-    assert rehearser.open("old", rehearser.upgrade.old_pins(old))[0] == str(tmp_path / "1.30.0")
+    old_entry = replace(entry, toolchain={**entry.toolchain, "onnxruntime": "1.30.0"})
+    assert rehearser.open("old", rehearser.upgrade.old_pins(old_entry))[0] == str(tmp_path / "1.30.0")
     assert rehearsal.rehearse([], rehearser).python == sys.executable
     monkeypatch.setattr(rehearsal, "make_environment", raising(InputError("pip failed")))
-    other = Rehearser(Upgrade({"onnxruntime": "3"}), rehearser.context)
-    assert rehearsal.rehearse([], other).python == "", "no environment is made for its name"
+    other_rehearser = Rehearser(Upgrade({"onnxruntime": "3"}), rehearser.context)
+    assert rehearsal.rehearse([], other_rehearser).python == "", "no environment is made for its name"
 
 
 def test_measurements_of_another_machine_count_for_the_local_engine(built, monkeypatch):

@@ -24,9 +24,9 @@ def test_the_default_is_what_stable_serves(store: Store) -> None:
         publish_engines(store, [engine(store, data=content.encode())], content, channel="candidate")
     actual = find_served(store, "digits", None, HERE)
     assert actual and (actual.manifest.reference, actual.channel) == ("digits@2", "candidate")
-    first = find_served(store, "digits", "digits@1", HERE)
-    assert first and first.channel is None
-    promote(store, first.manifest, "stable", by="a test", why="")
+    first_version = find_served(store, "digits", "digits@1", HERE)
+    assert first_version and first_version.channel is None
+    promote(store, first_version.manifest, "stable", by="a test", why="")
     actual = find_served(store, "digits", None, HERE)
     assert actual and (actual.manifest.reference, actual.channel) == ("digits@1", "stable")
     assert list(actual.here) == [actual.pulled.unit] == ["cpu fp32 onnxruntime"]

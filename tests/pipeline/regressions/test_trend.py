@@ -50,14 +50,14 @@ def test_without_the_changes_package_the_series_is_shown_with_a_note(store, monk
 
 def test_only_medians_of_quiet_machines_count() -> None:
     series = stepped(40)
-    slow = [
+    slow_items = [
         replace(item, relative=None, median_s=item.median_s * (1.5 if day >= 30 else 1.0))
         for day, item in enumerate(series.points)
     ]
-    (change,) = find_trend(replace(series, points=tuple(slow))).changes
+    (change,) = find_trend(replace(series, points=tuple(slow_items))).changes
     assert change.value == "median" and change.index == 30
-    loaded = tuple(replace(item, busy=("other processes used 90 % of the 2 cores",)) for item in slow)
-    assert find_trend(replace(series, points=loaded)).changes == ()
+    loaded_items = tuple(replace(item, busy=("other processes used 90 % of the 2 cores",)) for item in slow_items)
+    assert find_trend(replace(series, points=loaded_items)).changes == ()
 
 
 def test_the_picture_has_points_levels_and_the_changes_causes() -> None:
@@ -70,8 +70,8 @@ def test_the_picture_has_points_levels_and_the_changes_causes() -> None:
     ]
     groups = re.findall(r'<g class="([^"]*)"', picture)
     assert [groups.count(kind) for kind in ("point", "interval", "level", "change")] == [60, 60, 2, 1]
-    hostile = replace(trend, series=replace(trend.series, unit="<script>alert(1)</script>"))
-    assert "<script>" not in draw_trend(hostile)
+    hostile_trend = replace(trend, series=replace(trend.series, unit="<script>alert(1)</script>"))
+    assert "<script>" not in draw_trend(hostile_trend)
 
 
 def test_the_command_prints_draws_and_refuses(built: Project) -> None:
@@ -82,11 +82,11 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     (actual,) = built.run("profile", "--series", "tiny", "--json").json
     assert built.run("profile", "--series", "tiny", "--bucket", actual["series"]["bucket"].replace(" ", ",")).code == 0
     assert actual["changes"][0]["came_with"] == ["version 1 -> 2"] and len(actual["series"]["points"]) == 60
-    more = replace(series, bucket="batch=1")
-    write_whole(built.registry / more.key, merged(more, ()))
+    more_series = replace(series, bucket="batch=1")
+    write_whole(built.registry / more_series.key, merged(more_series, ()))
     picture = built.folder / "trend.svg"
-    drawn = built.run("profile", "--series", "tiny", "--out", picture)
-    assert drawn.code == 0 and "the first of 2" in drawn.err and "<svg" in picture.read_text()
+    drawn_result = built.run("profile", "--series", "tiny", "--out", picture)
+    assert drawn_result.code == 0 and "the first of 2" in drawn_result.err and "<svg" in picture.read_text()
     for words in (
         ("other",),
         ("tiny", "--bucket", "batch=9"),
@@ -94,8 +94,8 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
         ("../x",),
         ("tiny", "--record"),
     ):
-        wrong = built.run("profile", "--series", *words)
-        assert wrong.code == 2 and "Traceback" not in wrong.err
+        wrong_result = built.run("profile", "--series", *words)
+        assert wrong_result.code == 2 and "Traceback" not in wrong_result.err
 
 
 def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Project) -> None:
@@ -106,9 +106,9 @@ def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Pro
         assert json.loads(result.out)["unit"] == "cpu fp32 onnxruntime"
     (series,) = list_series(built.store, "tiny")
     assert series.reference == "1" and series.base == 1.0 and series.bucket == "batch=4"
-    first: SeriesPoint = series.points[0]
-    assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
-    assert any(name.startswith("now onnxruntime") for name in first.toolchain)
+    point: SeriesPoint = series.points[0]
+    assert point.version == "1" and point.relative and 0.2 < point.relative < 5 and point.driver is None
+    assert any(name.startswith("now onnxruntime") for name in point.toolchain)
     store = built.store
     assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginesmith traffic capacity` reads"
     assert built.run(*words, "--against", "tiny@1").code == 2

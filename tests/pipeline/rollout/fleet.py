@@ -74,8 +74,8 @@ def plan(*waves: str, soak: int = 600, step: int | None = None, nodes: int | Non
 def registry() -> tuple[Any, Manifest, Manifest]:
     """A store in memory with digits:stable at version 1, and version 2."""
     store: Any = MemoryStore({MARKER: MARKER_CONTENT})
-    one = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
-    return store, one, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    manifest = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
+    return store, manifest, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
 
 
 def begin(store: Any, manifest: Manifest, plan: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
@@ -91,8 +91,8 @@ def begin_and_look(store: Any, manifest: Manifest, plan: RolloutPlan) -> Rollout
 
 def running(*waves: str, **gates: Any) -> tuple[Any, Rollout]:
     """A registry in which one has begun."""
-    store, _, two = registry()
-    return store, begin_and_look(store, two, plan(*waves, **gates))
+    store, _, second_manifest = registry()
+    return store, begin_and_look(store, second_manifest, plan(*waves, **gates))
 
 
 def served(store: Any, node: ServingNode) -> str:
@@ -126,9 +126,9 @@ class Watcher:
             self._report(fleet, channel, second)
 
     def _follow(self, channel: Channel, second: float) -> None:
-        served = channel.served_to(self.node)
-        if served.version != self.version:
-            self.version, self.unwell_since = served.version, None
+        served_move = channel.served_to(self.node)
+        if served_move.version != self.version:
+            self.version, self.unwell_since = served_move.version, None
             self.swaps.append(second)
         message = channel.rollout
         self.reports = (
@@ -198,16 +198,16 @@ class Fleet:
         heapify(heap)
         look_at, state = self.second, "running"
         while self.second < until:
-            due, number = heap[0]
-            if look_at <= due:
+            due_item, number = heap[0]
+            if look_at <= due_item:
                 self.second, look_at = look_at, look_at + self.controller_s
                 state = self._control(state)
                 if ends and state not in ("running", "paused"):
                     until, ends = min(until, self.second + 40), False
                 continue
-            self.second = due
-            self.watchers[number].look(self, due)
-            heapreplace(heap, (due + 30 * rng.uniform(0.8, 1.2), number))
+            self.second = due_item
+            self.watchers[number].look(self, due_item)
+            heapreplace(heap, (due_item + 30 * rng.uniform(0.8, 1.2), number))
         return state
 
     def _control(self, state: str) -> str:

@@ -40,12 +40,12 @@ def test_failing_nodes_halt_it_at_the_first_poll(share):
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     nodes = fleet.reached(rollout)
     assert fleet.look(store, 10).gates[0].why.startswith("no reports")
-    bad = round(share * len(nodes))
-    fleet.tell(store, rollout, 30, nodes[:bad], "unhealthy")
-    fleet.tell(store, rollout, 30, nodes[bad:])
+    bad_share = round(share * len(nodes))
+    fleet.tell(store, rollout, 30, nodes[:bad_share], "unhealthy")
+    fleet.tell(store, rollout, 30, nodes[bad_share:])
     assert fleet.look(store, 31).action == ("halted" if share == 1.0 else "waiting")
     result = fleet.look(store, 600)
-    assert result.action == "halted" and f"{bad} of {len(nodes)} reporting nodes failed" in result.why
+    assert result.action == "halted" and f"{bad_share} of {len(nodes)} reporting nodes failed" in result.why
     assert "unhealthy: told" in result.why and read_channel(store, *fleet.WHERE).active_rollout is None
     assert all(fleet.served(store, node) == "1" for node in fleet.NODES[:20]) and not running_rollouts(store)
 
@@ -123,72 +123,72 @@ def test_a_wave_opens_by_one_step_per_poll():
 
 
 def test_during_a_rollout_no_version_is_promoted_at_once():
-    store, _, two = fleet.registry()
-    fleet.begin_and_look(store, two, fleet.plan("100%"))
+    store, _, second_manifest = fleet.registry()
+    fleet.begin_and_look(store, second_manifest, fleet.plan("100%"))
     with pytest.raises(InputError, match=r"a rollout of 2 to digits:stable is running \(wave 1 of 1\).*rollout abort"):
-        channels.promote(store, two, "stable")
+        channels.promote(store, second_manifest, "stable")
 
 
 def test_a_decision_before_another_move_changes_nothing(monkeypatch):
-    store, one, two = fleet.registry()
-    seen = position_of(read_channel(store, *fleet.WHERE))
-    operations.start(store, two, "stable", fleet.plan("100%"), Operator("ada", fleet.at(0)))
+    store, one, second_manifest = fleet.registry()
+    seen_position = position_of(read_channel(store, *fleet.WHERE))
+    operations.start(store, second_manifest, "stable", fleet.plan("100%"), Operator("ada", fleet.at(0)))
     with pytest.raises(ConflictError, match="digits:stable: ada started a rollout of 2 meanwhile; nothing was changed"):
-        channels.rollback(store, *fleet.WHERE, decided_on=seen)
-    began = position_of(read_channel(store, *fleet.WHERE))
+        channels.rollback(store, *fleet.WHERE, decided_on=seen_position)
+    start_position = position_of(read_channel(store, *fleet.WHERE))
     operations.abort(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
     with pytest.raises(ConflictError, match="digits:stable: its rollout was ended meanwhile"):
-        channels.promote(store, two, "stable", decided_on=began)
-    moves = iter((two, two))
-    slow = lambda *_, **__: channels.point(hold, next(moves), "stable", "eve") and None  # noqa: E731
-    monkeypatch.setattr(channels, "policy_refusal", slow)
+        channels.promote(store, second_manifest, "stable", decided_on=start_position)
+    moves = iter((second_manifest, second_manifest))
+    slow_function = lambda *_, **__: channels.point(hold, next(moves), "stable", "eve") and None  # noqa: E731
+    monkeypatch.setattr(channels, "policy_refusal", slow_function)
     with hold_lease(store, "eve's") as hold, pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
         channels.promote(store, one, "stable", by="ada", proven_only=True)
     with pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
-        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen)
+        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen_position)
 
 
 def test_a_forced_move_ends_the_rollout():
-    store, one, two = fleet.registry()
-    channels.promote(store, two, "stable")
-    fleet.begin_and_look(store, one, fleet.plan("100%"))
+    store, first_manifest, second_manifest = fleet.registry()
+    channels.promote(store, second_manifest, "stable")
+    fleet.begin_and_look(store, first_manifest, fleet.plan("100%"))
     assert fleet.served(store, fleet.NODES[0]) == "1"
     channels.rollback(store, *fleet.WHERE, by="eve")
     with hold_lease(store, "a writer that knows no rollouts") as guard:
-        channels.point(guard, two, "stable", "eve")
+        channels.point(guard, second_manifest, "stable", "eve")
     assert fleet.served(store, fleet.NODES[0]) == "2" and read_channel(store, *fleet.WHERE).active_rollout is None
     with pytest.raises(InputError, match=r"is aborted since .*: the channel was moved to 1 by eve"):
         operations.pause(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
     result = fleet.look(store, 1)
     assert (result.action, result.why, result.is_made) == ("aborted", "the channel was moved to 1 by eve", False)
     assert not running_rollouts(store)
-    fleet.begin_and_look(store, one, fleet.plan("100%"))
+    fleet.begin_and_look(store, first_manifest, fleet.plan("100%"))
     assert [item.state for item in read_history(store, read_channel(store, *fleet.WHERE)).rollouts] == ["aborted"]
 
 
 def test_invalid_rollouts_cannot_start():
-    store, one, two = fleet.registry()
+    store, first_manifest, second_manifest = fleet.registry()
     with pytest.raises(InputError, match="serves 1 already"):
-        fleet.begin(store, one, fleet.plan())
+        fleet.begin(store, first_manifest, fleet.plan())
     with pytest.raises(InputError, match="serves no version to which nodes could return"):
-        operations.start(store, two, "beta", fleet.plan(), Operator("ada", fleet.at(0)))
+        operations.start(store, second_manifest, "beta", fleet.plan(), Operator("ada", fleet.at(0)))
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     with pytest.raises(InputError, match="needs a canary's PASS"):
-        fleet.begin_and_look(store, two, fleet.plan())
+        fleet.begin_and_look(store, second_manifest, fleet.plan())
     assert read_rollout(store, *fleet.WHERE) is None and not running_rollouts(store)
 
 
 def test_a_policy_with_waves_accepts_only_its_own_waves():
-    store, _, two = fleet.registry()
+    store, _, second_manifest = fleet.registry()
     ruled = fleet.plan("10%", "100%")
     policies.write(store, "digits", "stable", ChannelPolicy(rollout=ruled))
     assert policies.of_channel(store, *fleet.WHERE).rollout == ruled
     with pytest.raises(InputError, match=r"in waves \(10%, 100%\): `enginesmith rollout start digits@2 digits:st"):
-        channels.promote(store, two, "stable")
+        channels.promote(store, second_manifest, "stable")
     assert operations.plan_of(store, *fleet.WHERE, None) == ruled == operations.plan_of(store, *fleet.WHERE, ruled)
     with pytest.raises(InputError, match="sets another plan"):
         operations.plan_of(store, *fleet.WHERE, fleet.plan("100%"))
-    fleet.begin_and_look(store, two, ruled)
+    fleet.begin_and_look(store, second_manifest, ruled)
     assert [fleet.look(store, seconds).action for seconds in (600, 1200)] == ["wave", "done"]
 
 
@@ -215,31 +215,31 @@ def test_deselected_nodes_are_neither_counted_nor_silent():
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     nodes = fleet.reached(rollout)
     fleet.tell(store, rollout, 0, nodes)
-    fewer = replace(rollout, reporters_ppm=500_000)
-    asked = [node.name for node in nodes if is_reporter(digest_of_bytes(node.name.encode()), 500_000)]
-    heard = read_reports(store, fewer)
-    assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
+    fewer_rollout = replace(rollout, reporters_ppm=500_000)
+    names = [node.name for node in nodes if is_reporter(digest_of_bytes(node.name.encode()), 500_000)]
+    heard = read_reports(store, fewer_rollout)
+    assert sorted(report.node for report in heard.reports) == sorted(names) and heard.nodes == len(names) < len(nodes)
 
 
 def test_an_equivalent_state_can_be_changed():
-    store, _, two = fleet.registry()
-    fleet.begin_and_look(store, two, fleet.plan("100%"))
+    store, _, second_manifest = fleet.registry()
+    fleet.begin_and_look(store, second_manifest, fleet.plan("100%"))
     key = channel_key(*fleet.WHERE)
     for _ in range(2):  # one that runs, one that is finished: as a release wrote them that knew one field less
         store.objects[key] = store.objects[key].replace(b'"waived":0', b'"before":0').replace(b',"before":0', b"")
         assert b"waived" not in store.objects[key]
         if not read_rollout(store, *fleet.WHERE).is_finished:
             operations.abort(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
-    assert fleet.begin(store, two, fleet.plan("100%"), 2).state == "running"
+    assert fleet.begin(store, second_manifest, fleet.plan("100%"), 2).state == "running"
 
 
 def test_accepted_proofs_on_random_inputs_are_recorded():
     store, *_ = fleet.registry()
-    drawn = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
+    manifest = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
     with pytest.raises(InputError, match=r"proven on random inputs: .*--accept-random-inputs"):
-        fleet.begin(store, drawn, fleet.plan("100%"))
+        fleet.begin(store, manifest, fleet.plan("100%"))
     operations.start(
-        store, drawn, "stable", fleet.plan("100%", soak=60), Operator("ada", fleet.at(0)), random_inputs=True
+        store, manifest, "stable", fleet.plan("100%", soak=60), Operator("ada", fleet.at(0)), random_inputs=True
     )
     assert [fleet.look(store, seconds).action for seconds in (0, 60, 120)][-1] == "done"
     dest = MemoryStore({MARKER: MARKER_CONTENT}, uri="memory://other")

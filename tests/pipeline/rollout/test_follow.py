@@ -13,8 +13,8 @@ SOAK_S = 6 * 3600
 
 
 def test_a_soak_uses_only_the_stores_clock():
-    store, _, two = registry()
-    begin(store, two, plan("5%", "100%", soak=SOAK_S))
+    store, _, second_manifest = registry()
+    begin(store, second_manifest, plan("5%", "100%", soak=SOAK_S))
     assert datetime.now(UTC) > at(SOAK_S)  # this machine's clock is ahead of the store's, which stands still in 2026
     store.clock.now = at(60)
     follower = RolloutFollower(store, None, len)
@@ -26,9 +26,9 @@ def test_a_soak_uses_only_the_stores_clock():
 
 def test_a_suspended_writer_shortens_no_soak():
     """The start, and the step to the next wave, are written an hour after their writers asked for the time."""
-    store, _, two = registry()
+    store, _, second_manifest = registry()
     store.clock.now = at(3600)
-    begin(store, two, plan("5%", "100%", soak=600, step=None), seconds=0)
+    begin(store, second_manifest, plan("5%", "100%", soak=600, step=None), seconds=0)
     assert [look(store, seconds).action for seconds in (3660, 4259, 4260)] == ["waiting", "waiting", "wave"]
 
     class Slow(MemoryStore):
@@ -36,26 +36,26 @@ def test_a_suspended_writer_shortens_no_soak():
             self.clock.now += timedelta(hours=1)
             return super().replace(key, data, expected)
 
-    store, _, two = registry()
-    begin_and_look(store, two, plan("5%", "100%", soak=600, step=500_000))
-    slow = Slow(store.objects, clock=store.clock)
+    store, _, second_manifest = registry()
+    begin_and_look(store, second_manifest, plan("5%", "100%", soak=600, step=500_000))
+    slow_store = Slow(store.objects, clock=store.clock)
     store.clock.now = at(600)
-    assert advancing.advance(slow, *WHERE).action == "wave" and store.clock.now == at(4200)
+    assert advancing.advance(slow_store, *WHERE).action == "wave" and store.clock.now == at(4200)
     assert [look(store, seconds).action for seconds in (4201, 4230, 4231)] == ["waiting", "waiting", "raised"]
     assert [look(store, seconds).action for seconds in (4830, 4831)] == ["waiting", "done"]
 
 
 def test_a_node_with_a_wrong_clock_is_neither_silent_nor_alive_for_ever():
-    for wrong_s in (-7 * 3600, 7 * 3600):
+    for wrong_s_number in (-7 * 3600, 7 * 3600):
         store, rollout = running("100%", health_ppm=950_000, soak=SOAK_S)
-        tell(store, rollout, wrong_s, NODES[:20])  # by their clocks
+        tell(store, rollout, wrong_s_number, NODES[:20])  # by their clocks
         store.clock.written = dict.fromkeys(store.clock.written, at(30))
         assert look(store, 60).gates[0].verdict == "pass" and "went silent" in look(store, 900).gates[0].why
 
 
 def test_the_next_poll_removes_a_leftover_mark():
-    store, _, two = registry()
-    tell(store, begin(store, two, plan("100%", health_ppm=950_000)), 10, NODES, "unhealthy")
+    store, _, second_manifest = registry()
+    tell(store, begin(store, second_manifest, plan("100%", health_ppm=950_000)), 10, NODES, "unhealthy")
     steps = []
     follower = RolloutFollower(store, None, len, steps.append)
 
@@ -71,14 +71,14 @@ def test_the_next_poll_removes_a_leftover_mark():
 
 
 def test_a_mark_of_an_unstarted_rollout_is_removed_and_starts_none():
-    store, _, two = registry()
+    store, _, second_manifest = registry()
     store.create("rollouts/digits/stable/dead.json", b"{}")
     store.create("rollouts/gone/stable/dead.json", b"{}")
-    before = channels.read_channel(store, *WHERE)
+    channel_before = channels.read_channel(store, *WHERE)
     assert not RolloutFollower(store, None, len).look() and running_rollouts(store) == []
     after = channels.read_channel(store, *WHERE)
-    assert before is not None and after is not None and after.revision == before.revision + 1
-    rollout = begin(store, two, plan("100%"))
+    assert channel_before is not None and after is not None and after.revision == channel_before.revision + 1
+    rollout = begin(store, second_manifest, plan("100%"))
     store.create("rollouts/digits/stable/dead.json", b"{}")
     repair(store, verify(store))
     assert [key.split("/")[-1] for key in store.list("rollouts/")] == [f"{rollout.id}.json"]

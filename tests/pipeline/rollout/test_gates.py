@@ -8,8 +8,8 @@ from tests.pipeline.rollout.fleet import NODES, at, begin, plan, registry
 
 
 def judge(failing: int, count: int, health_ppm: int, second: float = 31, **options: int) -> GateResult:
-    store, _, two = registry()
-    rollout = count_time(begin(store, two, plan("50%", "100%", health_ppm=health_ppm, **options)), at(0))
+    store, _, second_manifest = registry()
+    rollout = count_time(begin(store, second_manifest, plan("50%", "100%", health_ppm=health_ppm, **options)), at(0))
     reports = tuple(report(node.name, second - 1, index < failing) for index, node in enumerate(NODES[:count]))
     (result,) = advance.judge_gates(rollout, Heard(count, reports), (), at(second))
     return result

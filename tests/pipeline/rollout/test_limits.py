@@ -53,13 +53,13 @@ def test_no_first_wave_of_forty_rollouts_has_more_than_its_share():
     def sizes(share):
         return [sum(is_reached(node, f"rollout-{n}", [Slice(share)]) for node in nodes) for n in range(40)]
 
-    limited, average = sizes(limit_share(20_000, len(nodes))), sizes(20_000)
-    assert 0 < min(limited) <= max(limited) <= 40 < max(average)
+    limited_sizes, average = sizes(limit_share(20_000, len(nodes))), sizes(20_000)
+    assert 0 < min(limited_sizes) <= max(limited_sizes) <= 40 < max(average)
 
 
 def test_a_rollout_opens_its_waves_within_their_limits():
-    store, _, two = registry()
-    rollout = begin(store, two, plan("1%", "5%", "100%", nodes=10_000))
+    store, _, second_manifest = registry()
+    rollout = begin(store, second_manifest, plan("1%", "5%", "100%", nodes=10_000))
     assert (rollout.nodes, rollout.shares_ppm[-1]) == (10_000, WHOLE)
     assert rollout.reach == (Slice(rollout.shares_ppm[0]),) == (rollout.aim,)
     assert rollout.shares_ppm[0] < rollout.shares_ppm[1] < 50_000 and rollout.target == Slice(10_000)
@@ -71,9 +71,9 @@ def test_waves_of_a_region_or_label_keep_their_share(wave):
 
 
 def test_a_fleet_that_is_too_small_for_a_limit_is_refused_with_the_remedy():
-    store, _, two = registry()
+    store, _, second_manifest = registry()
     with pytest.raises(InputError, match=r"wave 1% of 300 nodes: at most 3, picked by a hash, means .* name the first"):
-        begin(store, two, plan("1%", "100%", nodes=300))
+        begin(store, second_manifest, plan("1%", "100%", nodes=300))
 
 
 def _report(store, rollout, count, seconds=0, start=0):
@@ -85,8 +85,8 @@ def _report(store, rollout, count, seconds=0, start=0):
 
 
 def test_reports_of_the_last_rollout_give_the_least_number_of_nodes():
-    store, _, two = registry()
-    rollout = begin(store, two, plan("100%"))
+    store, _, second_manifest = registry()
+    rollout = begin(store, second_manifest, plan("100%"))
     assert count_nodes(store, None) == count_nodes(store, rollout) == 0
     _report(store, rollout, 500, seconds=SILENT_S + 2)
     _report(store, rollout, 100, start=500)  # silent by then
@@ -94,8 +94,8 @@ def test_reports_of_the_last_rollout_give_the_least_number_of_nodes():
 
 
 def test_a_sample_of_reports_gives_a_lower_bound():
-    store, _, two = registry()
-    rollout = begin(store, two, plan("100%"))
+    store, _, second_manifest = registry()
+    rollout = begin(store, second_manifest, plan("100%"))
     _report(store, rollout, 1_000)
     assert 500 < count_nodes(store, replace(rollout, reporters_ppm=200_000)) < 1_000
     # Half of the places were reached: those that reported are about half of the nodes.
@@ -104,10 +104,10 @@ def test_a_sample_of_reports_gives_a_lower_bound():
 
 
 def test_the_next_rollout_keeps_the_reported_number_and_a_small_fleet_the_average():
-    for count, wave, limited in ((600, "10%", True), (100, "1%", False)):
-        store, _, two = registry()
-        _report(store, begin(store, two, plan("100%", soak=0)), count)
+    for count, wave, is_limited in ((600, "10%", True), (100, "1%", False)):
+        store, _, second_manifest = registry()
+        _report(store, begin(store, second_manifest, plan("100%", soak=0)), count)
         abort(store, "digits", "stable", Operator("ada", at(1)))
-        result = begin(store, two, plan(wave, "100%"), 9)
-        assert (result.nodes == count) == limited == bool(result.shares_ppm)
-        assert (result.aim.share_ppm < result.target.share_ppm) == limited
+        result = begin(store, second_manifest, plan(wave, "100%"), 9)
+        assert (result.nodes == count) == is_limited == bool(result.shares_ppm)
+        assert (result.aim.share_ppm < result.target.share_ppm) == is_limited

@@ -76,8 +76,8 @@ class Case:
 
 
 def start() -> Case:
-    store, _, two = registry()
-    return Case(store, lambda seen: begin(seen, two, plan("50%", "100%")), ("", NOBODY), ("running", SOME))
+    store, _, second_manifest = registry()
+    return Case(store, lambda seen: begin(seen, second_manifest, plan("50%", "100%")), ("", NOBODY), ("running", SOME))
 
 
 def open_wave() -> Case:
@@ -105,11 +105,11 @@ def finish() -> Case:
 
 def move_all_the_same() -> Case:
     store, _ = running("50%", "100%")
-    two = load(store, "digits", "2")
+    second_manifest = load(store, "digits", "2")
 
     def work(seen: Any) -> object:
         with leases.hold_lease(seen, "a promotion by force") as guard:
-            return channels.point(guard, two, "stable", "eve")
+            return channels.point(guard, second_manifest, "stable", "eve")
 
     return Case(store, work, ("running", SOME), ("aborted", ALL))
 
@@ -124,9 +124,9 @@ def start_another() -> Case:
 
 def add_evidence() -> Case:
     store, _ = running("50%", "100%")
-    two = load(store, "digits", "2")
-    proof = report(two.engines[0], host="another")
-    return Case(store, lambda seen: add_attestation(seen, two, proof), ("running", SOME), ("running", SOME))
+    second_manifest = load(store, "digits", "2")
+    proof = report(second_manifest.engines[0], host="another")
+    return Case(store, lambda seen: add_attestation(seen, second_manifest, proof), ("running", SOME), ("running", SOME))
 
 
 CASES = (start, open_wave, halt, abort, finish, move_all_the_same, start_another, add_evidence)
@@ -134,15 +134,15 @@ CASES = (start, open_wave, halt, abort, finish, move_all_the_same, start_another
 
 def failing(case: Case, how: str) -> Iterator[tuple[MemoryStore, bool]]:
     """The store after each single failure, and whether the work was acknowledged all the same."""
-    whole = FailingStore(dict(case.store.objects))
-    case.work(whole)
-    assert whole.count > 3
-    for number in range(1, whole.count + 1):
+    whole_store = FailingStore(dict(case.store.objects))
+    case.work(whole_store)
+    assert whole_store.count > 3
+    for number in range(1, whole_store.count + 1):
         store = FailingStore(dict(case.store.objects), fails_at=number, how=how)
-        acknowledged = False
+        is_acknowledged = False
         with suppress(EnginesmithError, Killed):
-            acknowledged = getattr(case.work(store), "action", "") != "beaten"
-        yield MemoryStore(store.objects), acknowledged
+            is_acknowledged = getattr(case.work(store), "action", "") != "beaten"
+        yield MemoryStore(store.objects), is_acknowledged
 
 
 def seen(store: MemoryStore) -> tuple[str, set[str]]:
@@ -162,9 +162,9 @@ def state(store: Any) -> Channel:
 def test_a_request_that_fails_anywhere_is_safe(make: Callable[[], Case], how: str) -> None:
     case = make()
     assert seen(case.store) == case.before
-    for store, acknowledged in failing(case, how):
+    for store, acknowledged_names in failing(case, how):
         after = seen(store)
-        assert after in ((case.after,) if acknowledged else (case.before, case.after))
+        assert after in ((case.after,) if acknowledged_names else (case.before, case.after))
         # A controller of all rollouts finds each one that runs.
         assert state(store).active_rollout is None or running_rollouts(store) == [WHERE]
         follower = RolloutFollower(store, None, len)
@@ -187,16 +187,16 @@ def test_a_request_that_fails_anywhere_is_safe(make: Callable[[], Case], how: st
 @pytest.mark.parametrize("end", [UnavailableError("503"), KeyboardInterrupt()])
 def test_evidence_at_a_rollouts_start_reaches_its_nodes_after_an_outage(monkeypatch, end):
     """Whoever attached it saw that no node gets the version; whoever began the rollout saw no evidence of it."""
-    store, _, two = registry()
-    late = [report(two.engines[0], "failed", host="late")]
+    store, _, second = registry()
+    reports = [report(second.engines[0], "failed", host="late")]
     monkeypatch.setattr(
-        channel_state, "unmark_versions", lambda *_: late and add_attestation(store, two, late.pop()) and None
+        channel_state, "unmark_versions", lambda *_: reports and add_attestation(store, second, reports.pop()) and None
     )
-    with monkeypatch.context() as outage:
-        outage.setattr(channel_writes, "refresh_channel", Mock(side_effect=end))
+    with monkeypatch.context() as outage_context:
+        outage_context.setattr(channel_writes, "refresh_channel", Mock(side_effect=end))
         with pytest.raises(type(end)):
-            begin(store, two, plan("100%"))
-    assert not late and [item.kind for item in verify(store).problems if item.fault] == ["stale"]
+            begin(store, second, plan("100%"))
+    assert not reports and [item.kind for item in verify(store).problems if item.fault] == ["stale"]
     store.clock.now += leases.PUBLISHING
     collect(store, delete=True)
     assert not [item for item in verify(store).problems if item.fault]

@@ -71,8 +71,8 @@ class Tab:
     def complaints(self) -> list[str]:
         """Errors on the console, violations of the content security policy among them."""
         entries = [event["params"]["entry"] for event in self.events if event["method"] == "Log.entryAdded"]
-        thrown = [str(event["params"]) for event in self.events if event["method"] == "Runtime.exceptionThrown"]
-        return thrown + [entry["text"] for entry in entries if entry["level"] in ("error", "warning")]
+        texts = [str(event["params"]) for event in self.events if event["method"] == "Runtime.exceptionThrown"]
+        return texts + [entry["text"] for entry in entries if entry["level"] in ("error", "warning")]
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _address(folder: Path) -> str:
         if port.exists() and (text := port.read_text().split("\n"))[0]:
             with urlopen(f"http://127.0.0.1:{text[0]}/json/list", timeout=20) as answer:
                 tabs = json.load(answer)
-            if tabs := [one for one in tabs if one["type"] == "page"]:
+            if tabs := [tab for tab in tabs if tab["type"] == "page"]:
                 return str(tabs[0]["webSocketDebuggerUrl"])
         time.sleep(0.05)
     raise AssertionError("Chromium did not start")

@@ -81,12 +81,12 @@ def pages(root: Path) -> Iterator[Seen]:
 
 def broken_links(root: Path, among: Collection[Path] | None = None) -> list[str]:
     """Links of a site that lead nowhere, out of it, or to an absolute path. among: the pages looked at, if not all."""
-    result = {seen.path: seen for seen in pages(root) if among is None or seen.path in among}
+    result = {seen_value.path: seen_value for seen_value in pages(root) if among is None or seen_value.path in among}
     return [
-        f"{seen.path.relative_to(root)}: {link}"
-        for seen in result.values()
-        for link in seen.links
-        if not _leads(root, seen.path, link, result)
+        f"{seen_value.path.relative_to(root)}: {link}"
+        for seen_value in result.values()
+        for link in seen_value.links
+        if not _leads(root, seen_value.path, link, result)
     ]
 
 
@@ -104,14 +104,14 @@ def _leads(root: Path, page: Path, link: str, pages: dict[Path, Seen]) -> bool:
 
 def linked(root: Path) -> set[Path]:
     """The files that can be reached from the first page by links."""
-    seen: set[Path] = set()
-    waiting = [root / "index.html"]
-    while waiting:
-        page = waiting.pop()
-        if page in seen:
+    seen_pages: set[Path] = set()
+    waiting_paths = [root / "index.html"]
+    while waiting_paths:
+        page = waiting_paths.pop()
+        if page in seen_pages:
             continue
-        seen.add(page)
+        seen_pages.add(page)
         if page.suffix == ".html" and page.name != "report.html":
             targets = (urlsplit(link).path for link in Seen(page).links if link != "data:,")
-            waiting += [(page.parent / unquote(path)).resolve() for path in targets if path]
-    return seen
+            waiting_paths += [(page.parent / unquote(path)).resolve() for path in targets if path]
+    return seen_pages

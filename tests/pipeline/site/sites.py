@@ -33,8 +33,8 @@ def write(store: Store, folder: Path, trust: Path | None = None) -> Written:
 def publish_small(store: Store, model: str = "digits", content: object = "a", text: str = "fine") -> Manifest:
     """A version with a proven CPU engine, an unproven and a refused GPU engine."""
     entries = [engine(store, data=f"{model} {content}".encode()), engine(store, "sm_89", "fp16", "unproven")]
-    others = [replace(refusal(), reason=text)]
-    return publish_engines(store, entries, content, model=model, others=others).manifest
+    other_refusals = [replace(refusal(), reason=text)]
+    return publish_engines(store, entries, content, model=model, others=other_refusals).manifest
 
 
 def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
@@ -50,8 +50,8 @@ def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
         metrics={HOSTILE_TEXT: {HOSTILE[0]: 0.5}},
     )
     pairs = [(entry, approval(entry)) for entry in entries]
-    others = [replace(refusal(), reason=HOSTILE_TEXT)]
-    result = publish.publish(store, manifest, pairs, others, channel=None).manifest
+    other_refusals = [replace(refusal(), reason=HOSTILE_TEXT)]
+    result = publish.publish(store, manifest, pairs, other_refusals, channel=None).manifest
     channels.promote(store, result, "stable", by=HOSTILE_TEXT, why=HOSTILE_TEXT, proven_only=True)
     _add_run(store, model)
     return result
@@ -59,8 +59,8 @@ def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
 
 def _hostile_engine(store: Store, target: str, status: str = "proven") -> EngineEntry:
     entry = engine(store, target, status=status)
-    hostile = replace(entry.outputs[0], name=HOSTILE_TEXT)
-    entry = replace(entry, reason=HOSTILE_TEXT, notes=HOSTILE, outputs=(hostile,), toolchain={HOSTILE[0]: HOSTILE_TEXT})
+    output = replace(entry.outputs[0], name=HOSTILE_TEXT)
+    entry = replace(entry, reason=HOSTILE_TEXT, notes=HOSTILE, outputs=(output,), toolchain={HOSTILE[0]: HOSTILE_TEXT})
     result = report(entry)
     checks = tuple(replace(check, output=HOSTILE_TEXT, case=HOSTILE[1], note=HOSTILE_TEXT) for check in result.checks)
     return replace(entry, report=store.put_bytes(canonical_json(replace(result, checks=checks).to_json())))

@@ -18,8 +18,8 @@ from tests.waiting import PATIENCE_S, until
 
 def test_site_lists_the_written_files(store: Store, out: Path) -> None:
     publish_small(store)
-    first, second = (run("site", "write", out, "--registry", store.uri, "--json") for _ in range(2))
-    assert json.loads(first.stdout)["written"] > 5 and json.loads(second.stdout)["written"] <= 1
+    first_result, second_result = (run("site", "write", out, "--registry", store.uri, "--json") for _ in range(2))
+    assert json.loads(first_result.stdout)["written"] > 5 and json.loads(second_result.stdout)["written"] <= 1
     assert run("site", "write", out, "--registry", store.uri).stdout == f"{out}/index.html\n"
 
 

@@ -46,18 +46,18 @@ ALWAYS_DRAWN = 4 + 2
 @on_each_store
 def test_only_changes_are_read_and_written(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_two_of_each(store, out)
-    before = times(out)
+    times_before = times(out)
     read: list[str] = []
     write_pages = generate.model_pages
     monkeypatch.setattr("pipeline.site.generate.model_pages", lambda site: read.append(site.model) or write_pages(site))
     write(store, out)
-    assert changed(before, out) <= ALWAYS and read == []
+    assert changed(times_before, out) <= ALWAYS and read == []
     move(store, "digits", "1")
     result = write(store, out)
     # The model's page and that of the version; those about all models; the style and the script.
     assert read == ["digits"] and result.drawn == 1 + 1 + ALWAYS_DRAWN
     place = "models/digits/"
-    assert changed(before, out) - ALWAYS == {"models.js", f"{place}index.html", f"{place}versions/1/index.html"}
+    assert changed(times_before, out) - ALWAYS == {"models.js", f"{place}index.html", f"{place}versions/1/index.html"}
 
 
 @pytest.mark.parametrize("model", [None, "digits"])
@@ -72,7 +72,7 @@ def test_a_policy_change_is_noticed_at_equal_size(store: Store, out: Path, model
 def test_the_next_run_finishes_a_killed_one(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_small(store)
     write(store, out)
-    before = times(out)
+    times_before = times(out)
     publish_small(store, content="b")
     publish_small(store, "other")
     write_model = generate._model
@@ -82,12 +82,12 @@ def test_the_next_run_finishes_a_killed_one(store: Store, out: Path, monkeypatch
             raise KeyboardInterrupt
         return write_model(site, path)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(generate, "_model", die)
+    with monkeypatch.context() as patched_context:
+        patched_context.setattr(generate, "_model", die)
         with pytest.raises(KeyboardInterrupt):
             write(store, out)
     # What was half done cannot be reached yet.
-    assert "index.html" not in changed(before, out) and not broken_links(out, linked(out))
+    assert "index.html" not in changed(times_before, out) and not broken_links(out, linked(out))
     write(store, out)
     assert (out / "models" / "other" / "index.html").exists() and not broken_links(out)
 
@@ -95,8 +95,8 @@ def test_the_next_run_finishes_a_killed_one(store: Store, out: Path, monkeypatch
 def test_the_next_run_deletes_pages_that_a_killed_one_left(store, out, monkeypatch):
     write_two_of_each(store, out)
     remove_half(store)
-    with monkeypatch.context() as patched:
-        patched.setattr(SiteFolder, "delete", raising(KeyboardInterrupt()))
+    with monkeypatch.context() as patched_context:
+        patched_context.setattr(SiteFolder, "delete", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             write(store, out)
     assert (out / "models/other").exists() and (out / "models/digits/versions/2").exists()
@@ -107,18 +107,18 @@ def test_the_next_run_deletes_pages_that_a_killed_one_left(store, out, monkeypat
 
 
 def test_pages_are_synced_together_before_they_are_recorded(store, out, monkeypatch):
-    seen: list[str] = []
+    texts: list[str] = []
     folder = SiteFolder(out)
-    monkeypatch.setattr("os.fsync", lambda _: seen.append("one"))
-    monkeypatch.setattr("os.sync", lambda: seen.append("all" if not (out / STATE / "g.json").exists() else "late"))
+    monkeypatch.setattr("os.fsync", lambda _: texts.append("one"))
+    monkeypatch.setattr("os.sync", lambda: texts.append("all" if not (out / STATE / "g.json").exists() else "late"))
     folder.update("g", [Page(f"{number}.html", "1", lambda: b"a") for number in range(100)])
-    assert seen == []
+    assert texts == []
     folder.keep({})
-    assert seen == ["all"] and (out / STATE / "g.json").exists()
+    assert texts == ["all"] and (out / STATE / "g.json").exists()
     folder.update("g", [Page("0.html", "2", lambda: b"b")])
     folder.keep({})
     # The page, and its folder; a sync of everything would wait for all other programs.
-    assert seen == ["all", "one", "one"]
+    assert texts == ["all", "one", "one"]
 
 
 def test_partial_files_of_a_killed_run_are_deleted(store: Store, out: Path) -> None:
@@ -138,8 +138,8 @@ def test_a_version_published_during_a_run_waits_for_the_next_one(store, out, mon
     move(store, "digits", "2")
     for key in list(store.list("models/gone/")):
         store.remove(key)
-    with monkeypatch.context() as patched:
-        patched.setattr("pipeline.site.generate.read_models", lambda *_: models)
+    with monkeypatch.context() as patched_context:
+        patched_context.setattr("pipeline.site.generate.read_models", lambda *_: models)
         write(store, out)
     assert "versions/2/index.html" not in (out / "models/digits/index.html").read_text() and not broken_links(out)
     write(store, out)

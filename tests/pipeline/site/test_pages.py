@@ -35,7 +35,7 @@ def test_a_versions_page_answers_common_questions(built: Project, out: Path) -> 
     assert "candidate 1" in words(out, "index.html") and "done" in words(out, "runs.html")
     report = (out / "models" / "tiny" / "versions" / "1" / "report.html").read_text()
     assert report.index("http-equiv") < report.index("<style") and "script-src" not in report[:300]
-    assert not [(seen.path, seen.wrong) for seen in pages(out) if seen.wrong]
+    assert not [(seen_page.path, seen_page.wrong) for seen_page in pages(out) if seen_page.wrong]
     assert not broken_links(out)
     assert {path for path in out.rglob("*.*") if ".enginesmith-site" not in path.parts} == linked(out) | {
         out / "models.js"
@@ -43,9 +43,9 @@ def test_a_versions_page_answers_common_questions(built: Project, out: Path) -> 
 
 
 def test_channels_show_who_moved_them_why_and_on_which_canary(store: Store, out: Path, tmp_path: Path) -> None:
-    one, two = (publish_engines(store, [engine(store, data=c.encode())], c).manifest for c in "ab")
+    first_manifest, manifest = (publish_engines(store, [engine(store, data=c.encode())], c).manifest for c in "ab")
     move(store, "digits", "1")
-    paths = write_observations(tmp_path / "canary", two, one)
+    paths = write_observations(tmp_path / "canary", manifest, first_manifest)
     uri = tmp_path / "registry"
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--registry", uri, "--attach")
     report = tmp_path / "canary" / "report.json"
@@ -58,7 +58,7 @@ def test_channels_show_who_moved_them_why_and_on_which_canary(store: Store, out:
     assert "digits@2" in words(out, "canaries.html")
     version_page = (out / "models" / "digits" / "versions" / "2" / "index.html").read_text()
     assert f'id="canary-{page.stem[:12]}"' in version_page
-    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+    assert not broken_links(out) and not [seen_page.wrong for seen_page in pages(out) if seen_page.wrong]
 
 
 def test_a_damaged_version_is_reported_beside_the_others(store: Store, out: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_damaged_version_is_reported_beside_the_others(store: Store, out: Path
     store.create(layout.page_data_key("digits", "2"), b'{"kind": "enginesmith-version"}')
     write(store, out)
     assert "Cannot be read" in words(out, "models", "digits", "versions", "1", "index.html")
-    two = words(out, "models", "digits", "versions", "2", "index.html")
-    assert "Cannot be read: report.json of digits@2" in two and "no sm_89 here" in two
+    second_words = words(out, "models", "digits", "versions", "2", "index.html")
+    assert "Cannot be read: report.json of digits@2" in second_words and "no sm_89 here" in second_words
     assert words(out, "models", "digits", "index.html").count("unreadable") == 2
-    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+    assert not broken_links(out) and not [seen_page.wrong for seen_page in pages(out) if seen_page.wrong]
 
 
 def test_many_models_are_paged_and_all_are_searched(store, out, monkeypatch):
@@ -89,7 +89,7 @@ def test_many_models_are_paged_and_all_are_searched(store, out, monkeypatch):
 def test_an_empty_registry_says_how_to_begin(store: Store, out: Path) -> None:
     write(store, out)
     assert "No version was published here yet" in words(out, "index.html")
-    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+    assert not broken_links(out) and not [seen_page.wrong for seen_page in pages(out) if seen_page.wrong]
 
 
 def test_pages_show_signatures_and_trust_policy_results(store: Store, out: Path, tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_pages_show_signatures_and_trust_policy_results(store: Store, out: Path,
 
 def test_an_ensemble_links_to_its_graphs_and_has_their_size(store: Store, out: Path) -> None:
     graphs = publish_graphs(store)
-    whole = publish_whole(store, graphs)
+    whole_manifest = publish_whole(store, graphs)
     write(store, out)
     page = Seen(out / "models/pair/versions/1/index.html")
     assert "../../../pair-encoder/versions/1/index.html" in page.links and "image from encoder.image" in page.words
     size = sum(manifest.size_of(manifest.engines[0]) or 0 for manifest in graphs.values())
-    assert size != whole.size_of(whole.engines[0]) and f" {format_bytes(size)} " in page.words
+    assert size != whole_manifest.size_of(whole_manifest.engines[0]) and f" {format_bytes(size)} " in page.words
     # What is found out about a graph is seen on the page of the whole.
     store.remove(layout.manifest_key("pair-encoder", "1"))
     write(store, out)
@@ -124,19 +124,19 @@ def test_an_ensemble_links_to_its_graphs_and_has_their_size(store: Store, out: P
 def test_hostile_texts_are_escaped(store: Store, out: Path) -> None:
     manifest = publish_hostile(store)
     write(store, out)
-    seen = {str(result.path.relative_to(out)): result for result in pages(out)}
-    assert not [(path, result.wrong) for path, result in seen.items() if result.wrong]
+    seen_results = {str(result.path.relative_to(out)): result for result in pages(out)}
+    assert not [(path, result.wrong) for path, result in seen_results.items() if result.wrong]
     assert not broken_links(out)
-    shown = " ".join(visible(HOSTILE_TEXT).split())
+    shown_text = " ".join(visible(HOSTILE_TEXT).split())
     for path in ("models/hostile/index.html", "models/hostile/versions/1/index.html", "runs.html"):
-        assert shown in seen[path].words, path
-    for path, result in seen.items():
-        raw = result.path.read_text()
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw), path
-        assert not {"img", "svg onload"} & {*result.tags} and "1337" not in raw, path
-        assert not any(text in raw for text in HOSTILE[:3]), path
-        assert f'content="{POLICY}"' in raw.replace("&#39;", "'")
-    assert "unsafe" not in POLICY and manifest.model in seen["index.html"].words
+        assert shown_text in seen_results[path].words, path
+    for path, result in seen_results.items():
+        raw_text = result.path.read_text()
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw_text), path
+        assert not {"img", "svg onload"} & {*result.tags} and "1337" not in raw_text, path
+        assert not any(text in raw_text for text in HOSTILE[:3]), path
+        assert f'content="{POLICY}"' in raw_text.replace("&#39;", "'")
+    assert "unsafe" not in POLICY and manifest.model in seen_results["index.html"].words
     data = (out / "models.js").read_text()
     assert data.isascii() and data.startswith("registryModels([[") and data.endswith("]);\n"), "plain JSON"
 
@@ -146,9 +146,9 @@ def test_a_copied_report_has_a_policy_without_scripts(store: Store, out: Path) -
     key = layout.page_key(manifest.model, manifest.version)
     store.create(key, b"<script>alert(1)</script>")
     write(store, out)
-    copied = (out / "models/hostile/versions/1/report.html").read_bytes()
-    assert copied.index(REPORT_POLICY.encode()) < copied.index(b"<script>") and b"script-src" not in copied
-    assert copied == copy_report(store.read(key) or b"")
+    data = (out / "models/hostile/versions/1/report.html").read_bytes()
+    assert data.index(REPORT_POLICY.encode()) < data.index(b"<script>") and b"script-src" not in data
+    assert data == copy_report(store.read(key) or b"")
 
 
 def test_an_engine_of_only_one_version_is_compared_by_status(store: Store) -> None:
@@ -157,7 +157,7 @@ def test_an_engine_of_only_one_version_is_compared_by_status(store: Store) -> No
     documents = (read_version(store, "digits", version).document for version in "12")
     sections = compare(*(facts_of(document) for document in documents if document))
     rows = [row for section in sections for row in section.changed]
-    (gone,) = [row for row in rows if "sm_80" in row.name]
-    assert (gone.name, gone.before, gone.change) == ("sm_80 fp16 tensorrt-rtx: status", "unproven", "gone")
+    (gone_row,) = [row for row in rows if "sm_80" in row.name]
+    assert (gone_row.name, gone_row.before, gone_row.change) == ("sm_80 fp16 tensorrt-rtx: status", "unproven", "gone")
     (size,) = [row for row in rows if row.name == "cpu fp32 onnxruntime: size"]
     assert size.before.endswith(" B") and size.change.endswith(" ×")  # noqa: RUF001 - times

@@ -34,7 +34,7 @@ def test_a_rollout_shows_its_nodes_and_its_author(store: Store, out: Path) -> No
     assert "Gates of each wave: health 95%" in model and "1: 5% 600 s open" in model
     assert "stable 1 → 2 on 5%" in words(out, "index.html")
     assert '{"stable":["2","5%"]}' in (out / "models.js").read_text()
-    assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
+    assert not broken_links(out) and not [seen_page.wrong for seen_page in pages(out) if seen_page.wrong]
 
 
 def test_a_rollouts_step_is_noticed_at_equal_size(store: Store, out: Path) -> None:

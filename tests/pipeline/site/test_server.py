@@ -43,8 +43,8 @@ def test_the_server_sends_the_static_sites_bytes(site: Path) -> None:
             assert (answer.status, data) == (200, (site / path).read_bytes())
         assert ask(server, "/")[1] == (site / "index.html").read_bytes()
         assert ask(server, "/models/digits/")[1] == (site / "models/digits/index.html").read_bytes()
-        moved, _ = ask(server, "/models/digits")
-        assert (moved.status, moved.headers["Location"]) == (308, "/models/digits/")
+        moved_answer, _ = ask(server, "/models/digits")
+        assert (moved_answer.status, moved_answer.headers["Location"]) == (308, "/models/digits/")
 
 
 def test_answers_are_protected_compressed_and_conditional(site: Path) -> None:
@@ -53,10 +53,10 @@ def test_answers_are_protected_compressed_and_conditional(site: Path) -> None:
         assert gzip.decompress(data) == (site / "index.html").read_bytes()
         assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
         assert answer.headers["X-Content-Type-Options"] == "nosniff" and "Set-Cookie" not in answer.headers
-        again, nothing = ask(server, "/", If_None_Match=answer.headers["ETag"])
-        assert (again.status, nothing) == (304, b"")
-        head, nothing = ask(server, "/", "HEAD")
-        assert (head.status, nothing) == (200, b"") and int(head.headers["Content-Length"]) > 1000
+        second_answer, empty_answer = ask(server, "/", If_None_Match=answer.headers["ETag"])
+        assert (second_answer.status, empty_answer) == (304, b"")
+        head, empty_answer = ask(server, "/", "HEAD")
+        assert (head.status, empty_answer) == (200, b"") and int(head.headers["Content-Length"]) > 1000
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
@@ -104,10 +104,10 @@ def test_requests_before_the_first_site_are_answered(tmp_path: Path) -> None:
 
 def test_an_unreachable_registry_is_reported_once_and_the_site_stays() -> None:
     output: list[str] = []
-    fails = [True, True, False, True]
+    failing_flags = [True, True, False, True]
 
     def refresh() -> None:
-        if fails.pop(0):
+        if failing_flags.pop(0):
             raise UnavailableError("gone")
 
     refresher = Refresher(refresh, output.append)

@@ -78,10 +78,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_taken_branch_replaces_the_if(case: str, tmp_path) -> None:
-    condition, constants, taken = CASES[case]
+    condition, constants, taken_action = CASES[case]
     model = model_of(condition, ["n", 3], constants)
     result = canonical(model)
-    assert [node.op_type for node in result.graph.node] == ["Mul", taken, "Abs"]
+    assert [node.op_type for node in result.graph.node] == ["Mul", taken_action, "Abs"]
     assert [item.name for item in result.graph.output] == ["y"] and canonical(result) == result
     np.testing.assert_array_equal(answer(model, tmp_path), answer(result, tmp_path))
 

@@ -28,10 +28,10 @@ __all__ = ["user_code_here"]  # a fixture
 class TestCapture:
     def test_inputs_are_matched_by_name_not_by_order(self, tmp_path):
         y = TensorSpec("y", "float32", ("batch", 3))
-        exported = run(torch_request(tmp_path, net("return x - 2 * y", ", y"), inputs=(y, X)))
-        assert [spec.name for spec in specs_of(onnx.load(exported.onnx))[0]] == ["y", "x"]
-        assert failed(exported) == []
-        case = GoldenSet.load(exported.golden).cases[0]
+        exported_result = run(torch_request(tmp_path, net("return x - 2 * y", ", y"), inputs=(y, X)))
+        assert [spec.name for spec in specs_of(onnx.load(exported_result.onnx))[0]] == ["y", "x"]
+        assert failed(exported_result) == []
+        case = GoldenSet.load(exported_result.golden).cases[0]
         assert np.allclose(case.expected["output"], case.inputs["x"] - 2 * case.inputs["y"])
 
     def test_inputs_that_forward_does_not_take_are_named(self, tmp_path):
@@ -46,9 +46,9 @@ class TestCapture:
         body = "y = x.reshape(-1, 4, 3); return (y * 2).reshape(-1, 3) + x, y[:, 0], y[:, :2].reshape(-1, 3)"
         request = torch_request(tmp_path, net(body))
         fails(request, r"Constraints violated \(batch\)|divisible|4\*_batch")
-        exported = run(ExportRequest(**{**vars(request), "dims": (Dim("batch", 4, 8, 16, multiple=4),)}))
-        assert failed(exported) == []
-        graph = onnx.load(exported.onnx)
+        exported_result = run(ExportRequest(**{**vars(request), "dims": (Dim("batch", 4, 8, 16, multiple=4),)}))
+        assert failed(exported_result) == []
+        graph = onnx.load(exported_result.onnx)
         shapes = [spec.shape for specs in specs_of(graph) for spec in specs]
         assert shapes == [("batch", 3), ("batch", 3), ("(batch//4)", 3), ("2*(batch//4)", 3)]
 
@@ -85,16 +85,16 @@ class TestOutputs:
         ],
     )
     def test_outputs_have_the_models_own_names(self, tmp_path, body, names):
-        exported = run(torch_request(tmp_path, net(body)))
-        assert [spec.name for spec in specs_of(onnx.load(exported.onnx))[1]] == names
-        assert set(GoldenSet.load(exported.golden).cases[0].expected) == set(names)
-        assert failed(exported) == []
+        exported_result = run(torch_request(tmp_path, net(body)))
+        assert [spec.name for spec in specs_of(onnx.load(exported_result.onnx))[1]] == names
+        assert set(GoldenSet.load(exported_result.golden).cases[0].expected) == set(names)
+        assert failed(exported_result) == []
 
     def test_the_spec_may_use_names_of_inner_values(self, tmp_path):
         request = torch_request(tmp_path, net("y = x.relu(); return y + 1, y * 3"), outputs=("relu", "add"))
-        exported = run(request)
-        assert failed(exported) == []
-        case = GoldenSet.load(exported.golden).cases[0]
+        exported_result = run(request)
+        assert failed(exported_result) == []
+        case = GoldenSet.load(exported_result.golden).cases[0]
         assert np.array_equal(case.expected["add"], np.maximum(case.inputs["x"], 0) * 3)
 
     def test_the_number_of_names_equals_that_of_tensors(self, tmp_path):
@@ -106,13 +106,13 @@ class TestGolden:
         images = np.random.default_rng(1).standard_normal((10, 3)).astype(np.float32)
         np.savez(tmp_path / "golden.npz", x=images, label=np.arange(10))
         samples = Samples.open(tmp_path / "golden.npz", (X,), (BATCH,), extra=["label"])
-        exported = run(torch_request(tmp_path, LINEAR), samples, samples.column("label"))
-        golden = GoldenSet.load(exported.golden)
+        exported_result = run(torch_request(tmp_path, LINEAR), samples, samples.column("label"))
+        golden = GoldenSet.load(exported_result.golden)
         assert [len(case.inputs["x"]) for case in golden.of_kind("golden")] == [4, 4, 2]
         assert {len(case.inputs["x"]) for case in golden.of_kind("edge")} == {1, 4, 8}
         assert np.array_equal(golden.labels, np.arange(10))
-        assert golden.digest == exported.golden_digest
-        assert not any("random" in note for note in exported.notes)
+        assert golden.digest == exported_result.golden_digest
+        assert not any("random" in note for note in exported_result.notes)
 
     def test_inputs_that_the_model_does_not_take_are_named_with_the_remedy(self, tmp_path):
         request = torch_request(tmp_path, net("return torch.zeros(1, 4)[x.to(torch.int64) + 7]"), inputs=(X,))
@@ -122,9 +122,9 @@ class TestGolden:
         )
 
     def test_without_samples_random_ones_are_used_with_a_note(self, tmp_path):
-        exported = run(torch_request(tmp_path, LINEAR))
-        assert "no golden data: 8 groups of random inputs" in exported.notes[-1]
-        assert run(torch_request(tmp_path, LINEAR)).golden_digest == exported.golden_digest
+        exported_result = run(torch_request(tmp_path, LINEAR))
+        assert "no golden data: 8 groups of random inputs" in exported_result.notes[-1]
+        assert run(torch_request(tmp_path, LINEAR)).golden_digest == exported_result.golden_digest
 
     def test_random_indices_cover_a_whole_table(self, tmp_path):
         ids = TensorSpec("x", "int64", ("batch", 30))
@@ -142,13 +142,13 @@ class TestGolden:
     def test_a_known_model_is_reused_for_a_new_golden_set(self, tmp_path):
         known_model = run(torch_request(tmp_path, LINEAR)).onnx.rename(tmp_path / "known.onnx")
         digest = digest_of_file(known_model)
-        second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known_model=known_model)
-        assert digest_of_file(second.onnx) == digest
-        assert "sqnr_db" in failed(second)
+        second_result = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known_model=known_model)
+        assert digest_of_file(second_result.onnx) == digest
+        assert "sqnr_db" in failed(second_result)
 
     def test_drift_beyond_the_budget_is_a_failed_check_not_an_error(self, tmp_path):
-        exported = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), limits={"sqnr_db": 1000})
-        assert set(failed(exported)) == {"sqnr_db"}
+        exported_result = run(torch_request(tmp_path, net("return x * 0.1 + x.exp()")), limits={"sqnr_db": 1000})
+        assert set(failed(exported_result)) == {"sqnr_db"}
 
     def test_bad_samples_stay_data_errors(self, tmp_path):
         np.savez(tmp_path / "golden.npz", x=np.full((4, 3), np.nan, np.float32))
@@ -170,15 +170,15 @@ class TestPt2:
 
     def test_a_saved_program_is_exported_and_proven_like_a_module(self, tmp_path):
         self.save(tmp_path)
-        exported = run(self.request(tmp_path))
-        assert failed(exported) == []
-        assert specs_of(onnx.load(exported.onnx))[1] == (TensorSpec("output", "float32", ("batch", 2)),)
+        exported_result = run(self.request(tmp_path))
+        assert failed(exported_result) == []
+        assert specs_of(onnx.load(exported_result.onnx))[1] == (TensorSpec("output", "float32", ("batch", 2)),)
 
     def test_inputs_with_other_names_are_matched_by_position_with_a_note(self, tmp_path):
         self.save(tmp_path)
-        exported = run(self.request(tmp_path, "pixels"))
-        assert exported.notes[0] == "inputs matched by position: input are called pixels"
-        assert failed(exported) == []
+        exported_result = run(self.request(tmp_path, "pixels"))
+        assert exported_result.notes[0] == "inputs matched by position: input are called pixels"
+        assert failed(exported_result) == []
 
     def test_an_axis_that_the_program_fixes_is_refused(self, tmp_path):
         self.save(tmp_path, batch=False)
@@ -212,10 +212,10 @@ class TestOnnx:
 
     def test_an_onnx_file_becomes_canonical_and_is_compared_with_the_original(self, tmp_path):
         self.save(tmp_path)
-        exported = run(self.request(tmp_path))
-        assert specs_of(onnx.load(exported.onnx))[1] == tuple(TensorSpec(n, "float32", ("batch", 3)) for n in "yz")
-        assert exported.checks
-        assert failed(exported) == []
+        result = run(self.request(tmp_path))
+        assert specs_of(onnx.load(result.onnx))[1] == tuple(TensorSpec(n, "float32", ("batch", 3)) for n in "yz")
+        assert result.checks
+        assert failed(result) == []
         assert [path.name for path in (tmp_path / "work").glob("*.onnx")] == ["model.onnx"]
 
     @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ class TestOnnx:
         weights = {"k": np.array([1.0, 1.0, 3.0])}
         text = "h = Cast<to=7>(k) y = Tile(x, h)"
         save_onnx(build(f"float[{first},3,4] x", "float[u,v,w] y", text, weights), tmp_path / "source.onnx")
-        exported = run(replace(self.request(tmp_path), inputs=(TensorSpec("x", "float32", (first, 3, 4)),), dims=dims))
-        assert specs_of(onnx.load(exported.onnx))[1][0].shape == shape
+        result = run(replace(self.request(tmp_path), inputs=(TensorSpec("x", "float32", (first, 3, 4)),), dims=dims))
+        assert specs_of(onnx.load(result.onnx))[1][0].shape == shape
 
     @pytest.mark.parametrize("text", ["y, z = Split(x, c)", "y = com.microsoft.CropAndResize(x, r, i, c)"])
     def test_axes_without_dims_whose_size_is_a_value_stay_open(self, tmp_path, text):
@@ -258,15 +258,15 @@ class TestOnnx:
         model.opset_import.add(domain="com.microsoft", version=1)
         save_onnx(model, tmp_path / "source.onnx")
         inputs = TensorSpec("x", "float32", (4, 1, 3, 3)), TensorSpec("n", "int64", (1,))
-        exported = run(replace(self.request(tmp_path), inputs=inputs, dims=()))
-        assert isinstance(specs_of(onnx.load(exported.onnx))[1][0].shape[2 if "Crop" in text else 0], str)
+        exported_result = run(replace(self.request(tmp_path), inputs=inputs, dims=()))
+        assert isinstance(specs_of(onnx.load(exported_result.onnx))[1][0].shape[2 if "Crop" in text else 0], str)
 
     def test_an_unchanged_file_is_run_in_place(self, tmp_path, monkeypatch):
         self.save(tmp_path)
-        opened = list[Path]()
+        opened_paths = list[Path]()
 
         def reference(path: Path, **options: str) -> ReferenceSession:
-            opened.append(path)
+            opened_paths.append(path)
             return ReferenceSession(path, **options)
 
         monkeypatch.setattr("pipeline.sources.export.ReferenceSession", reference)
@@ -280,7 +280,7 @@ class TestOnnx:
         onnx.save(model, tmp_path / "source.onnx")
         run(self.request(tmp_path))
         source_path, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
-        assert [path for path in opened if path.name == "source.onnx"] == [source_path, source_path, saved, saved]
+        assert [path for path in opened_paths if path.name == "source.onnx"] == [source_path, source_path, saved, saved]
         assert not saved.exists()
 
     def test_external_weights_in_a_folder_are_embedded(self, tmp_path):
@@ -323,6 +323,6 @@ def test_processes_with_other_hash_seeds_export_the_same_bytes(tmp_path):
     command = [sys.executable, "-c", code, json.dumps(encode(request)), str(tmp_path / "other")]
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # here, and there
     environment = {**os.environ, "PYTHONHASHSEED": seed}
-    printed = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
-    here = run(request)
-    assert printed.split() == [digest_of_file(here.onnx), here.golden_digest]
+    printed_stdout = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    result = run(request)
+    assert printed_stdout.split() == [digest_of_file(result.onnx), result.golden_digest]

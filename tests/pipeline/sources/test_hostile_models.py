@@ -31,14 +31,14 @@ node, value = helper.make_node, helper.make_tensor_value_info
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model's external data, and links that lead out of it or nowhere."""
-    outer = tmp_path_factory.mktemp("outer")
-    (outer / "secret").write_bytes(SECRET)
-    (inner := outer / "spec").mkdir()
-    (inner / "weights.bin").write_bytes(WEIGHTS)
-    (inner / "link.bin").symlink_to(outer / "secret")
-    (inner / "loop.bin").symlink_to("loop.bin")
-    (inner / "folder").mkdir()
-    return inner
+    outer_folder = tmp_path_factory.mktemp("outer")
+    (outer_folder / "secret").write_bytes(SECRET)
+    (inner_path := outer_folder / "spec").mkdir()
+    (inner_path / "weights.bin").write_bytes(WEIGHTS)
+    (inner_path / "link.bin").symlink_to(outer_folder / "secret")
+    (inner_path / "loop.bin").symlink_to("loop.bin")
+    (inner_path / "folder").mkdir()
+    return inner_path
 
 
 def taken(folder: Path, data: bytes) -> onnx.ModelProto:
@@ -60,7 +60,7 @@ def test_the_attacked_model_is_sound(folder: Path) -> None:
 
 
 def test_hostile_models_give_a_clear_error(folder: Path) -> None:
-    before = {path.name for path in folder.iterdir()} | {"model.onnx"}
+    names_before = {path.name for path in folder.iterdir()} | {"model.onnx"}
 
     @FEW
     @given(hostile_models())
@@ -69,7 +69,7 @@ def test_hostile_models_give_a_clear_error(folder: Path) -> None:
             assert SECRET not in taken(folder, data).SerializeToString()
         except EnginesmithError as error:
             assert 0 < len(str(error)) < 20_000 and SECRET.decode() not in str(error)
-        assert {path.name for path in folder.iterdir()} == before
+        assert {path.name for path in folder.iterdir()} == names_before
 
     attack()
 
@@ -106,8 +106,8 @@ def test_data_elsewhere_is_refused_for_every_tensor(folder: Path, location: str,
         return model.graph.node[3].attribute[0].g.initializer.add(name="z", data_type=1, dims=[1])
 
     def in_function(model: onnx.ModelProto) -> TensorProto:
-        inner = node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones(1, np.float32)))
-        model.functions[0].node.append(inner)
+        inner_node = node("Constant", [], ["t"], value=numpy_helper.from_array(np.ones(1, np.float32)))
+        model.functions[0].node.append(inner_node)
         return model.functions[0].node[-1].attribute[0].t
 
     def default_of_function(model: onnx.ModelProto) -> TensorProto:
@@ -186,27 +186,27 @@ def calling(bodies: Sequence[Sequence[onnx.NodeProto]], called: str) -> onnx.Mod
 
 
 def test_functions_that_expand_beyond_memory_are_refused(folder: Path) -> None:
-    last = [node("Relu", ["a"], ["b"])]
+    nodes = [node("Relu", ["a"], ["b"])]
     doubling = [[node(f"f{i}", ["a"], ["t"], domain="f"), node(f"f{i}", ["t"], ["b"], domain="f")] for i in range(200)]
-    refused(folder, calling([last, *doubling], "f60"), "1000000000000000000 nodes or more")
-    refused(folder, calling([last, *doubling], "f200"), "nodes or more")
-    assert len(taken(folder, calling([last, *doubling[:9]], "f9").SerializeToString()).graph.node) == 512
+    refused(folder, calling([nodes, *doubling], "f60"), "1000000000000000000 nodes or more")
+    refused(folder, calling([nodes, *doubling], "f200"), "nodes or more")
+    assert len(taken(folder, calling([nodes, *doubling[:9]], "f9").SerializeToString()).graph.node) == 512
     refused(folder, calling([[node("f1", ["a"], ["b"], domain="f")], [node("f0", ["a"], ["b"], domain="f")]], "f0"),
             "functions call themselves: f::f0 -> f::f1 -> f::f0")  # fmt: skip
-    twice = calling([last, last], "f0")
-    twice.functions[1].name = "f0"
-    refused(folder, twice, "defines a function twice")
-    refused(folder, calling([last, *([node(f"f{i}", ["a"], ["b"], domain="f")] for i in range(150))], "f150"), "depth")
+    doubled_model = calling([nodes, nodes], "f0")
+    doubled_model.functions[1].name = "f0"
+    refused(folder, doubled_model, "defines a function twice")
+    refused(folder, calling([nodes, *([node(f"f{i}", ["a"], ["b"], domain="f")] for i in range(150))], "f150"), "depth")
 
 
 def test_functions_inside_branches_inside_functions_are_refused(folder: Path) -> None:
     def nested(count: int) -> onnx.ModelProto:
         bodies = [[node("Relu", ["a"], ["b"])]]
         for index in range(count):
-            then = helper.make_graph([node(f"f{index}", ["a"], ["t"], domain="f")], "t", [], [value("t", 1, None)])
-            other = helper.make_graph([node("Relu", ["a"], ["e"])], "e", [], [value("e", 1, None)])
+            graph = helper.make_graph([node(f"f{index}", ["a"], ["t"], domain="f")], "t", [], [value("t", 1, None)])
+            other_graph = helper.make_graph([node("Relu", ["a"], ["e"])], "e", [], [value("e", 1, None)])
             condition = node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
-            bodies.append([condition, node("If", ["c"], ["b"], then_branch=then, else_branch=other)])
+            bodies.append([condition, node("If", ["c"], ["b"], then_branch=graph, else_branch=other_graph)])
         return calling(bodies, f"f{count}")
 
     taken(folder, nested(5).SerializeToString())
@@ -233,28 +233,28 @@ def test_a_long_inferred_list_uses_only_the_jobs_memory(folder, tmp_path):
     with pytest.raises(EnginesmithError) as err:
         run_job(job, tmp_path)
     # The library is not made for memory that ends: it may die of it, alone.
-    died = isinstance(err.value, StepError) and err.value.kind in ("crash", "error") and "held" not in str(err.value)
-    assert died or "comes from a very long list" in str(err.value)
+    is_died = isinstance(err.value, StepError) and err.value.kind in ("crash", "error") and "held" not in str(err.value)
+    assert is_died or "comes from a very long list" in str(err.value)
 
 
 @pytest.mark.parametrize("name", [b"matmul", b"mine", b"weights.bin", b"hidden", b"Relu", b"shape", b"location", b"b"])
 def test_non_text_names_are_refused(folder: Path, name: bytes) -> None:
     data = valid_model().SerializeToString()
-    damaged = data.replace(name, name[:-1] + b"\xff")
-    assert damaged != data
+    damaged_data = data.replace(name, name[:-1] + b"\xff")
+    assert damaged_data != data
     with pytest.raises(ModelError, match=r"is not UTF-8|is truncated"):
-        taken(folder, damaged)
+        taken(folder, damaged_data)
 
 
 def test_unread_parts_are_refused_or_dropped(folder: Path) -> None:
     model = valid_model()
-    few = helper.make_sparse_tensor(
+    few_tensor = helper.make_sparse_tensor(
         helper.make_tensor("few", 1, [1], [2.0]), helper.make_tensor("at", 7, [1], [1]), [4]
     )
-    model.graph.sparse_initializer.append(few)
+    model.graph.sparse_initializer.append(few_tensor)
     refused(folder, model, "sparse tensors")
     model = valid_model()
-    model.graph.node.append(node("Constant", [], ["s"], sparse_value=few))
+    model.graph.node.append(node("Constant", [], ["s"], sparse_value=few_tensor))
     refused(folder, model, "sparse tensors")
     model = valid_model()
     far(model.training_info.add().initialization.initializer.add(name="t", data_type=1, dims=[1]), "../secret")

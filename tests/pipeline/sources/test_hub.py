@@ -36,10 +36,10 @@ def external(location: str = "model.onnx_data") -> tuple[bytes, bytes]:
     weights = {name: np.full((8,), value, np.float32) for name, value in (("w", 2.0), ("v", 3.0))}
     model = build("float[batch,8] x", "float[batch,8] logits", "y = Mul(x, w)", {"w": weights["w"]})
     result = helper.make_tensor_value_info("z", 1, ["batch", 8])
-    third = numpy_helper.from_array(weights["v"], "v")
-    inner = helper.make_graph([helper.make_node("Mul", ["y", "v"], ["z"])], "inner", [], [result], [third])
+    third_tensor = numpy_helper.from_array(weights["v"], "v")
+    graph = helper.make_graph([helper.make_node("Mul", ["y", "v"], ["z"])], "inner", [], [result], [third_tensor])
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    model.graph.node.append(helper.make_node("If", ["yes"], ["logits"], then_branch=inner, else_branch=inner))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["logits"], then_branch=graph, else_branch=graph))
     data = b""
     branches = [item.g.initializer[0] for item in model.graph.node[1].attribute]
     for tensor in (model.graph.initializer[0], *branches):
@@ -59,12 +59,12 @@ class Hub:
         self.seen.append(f"{request.command} {request.path}")
         name = request.path.removeprefix(f"/org/model/resolve/{REVISION}/")
         data = b"" if self.refused else self.files.get(name)
-        missing = self.refused or (
+        missing_text = self.refused or (
             "EntryNotFound" if request.path.startswith("/org/model/resolve/") else "RepoNotFound"
         )
         if data is None or self.refused:
-            request.send_response(403 if missing == "GatedRepo" else 404)
-            request.send_header("X-Error-Code", missing)
+            request.send_response(403 if missing_text == "GatedRepo" else 404)
+            request.send_header("X-Error-Code", missing_text)
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
@@ -98,15 +98,15 @@ class Handler(BaseHTTPRequestHandler):
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     constants = pytest.importorskip("huggingface_hub.constants")
     model, data = external()
-    shown = Hub({"onnx/model.onnx": model, "onnx/model.onnx_data": data}, large=("onnx/model.onnx_data",))
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, shown))) as place:
+    shown_hub = Hub({"onnx/model.onnx": model, "onnx/model.onnx_data": data}, large=("onnx/model.onnx_data",))
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, shown_hub))) as place:
         monkeypatch.setattr(constants, "ENDPOINT", place)
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/{repo_id}/resolve/{revision}/{filename}"
         )
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        yield shown
+        yield shown_hub
 
 
 def spec_in(folder: Path, source: dict[str, Any]) -> Path:
@@ -128,8 +128,8 @@ HF = {"hf": "org/model", "revision": REVISION, "file": "onnx/model.onnx"}
 def test_a_hub_model_is_built(tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     project = Project(tmp_path / "tiny", capsys)
     spec_in(project.folder, HF)
-    built = project.build()
-    assert built.code == 0, built.err
+    build = project.build()
+    assert build.code == 0, build.err
     assert any(REVISION in path.read_text() for path in project.registry.glob("models/**/*.json"))
 
 
@@ -139,8 +139,8 @@ def test_an_onnx_files_external_data_is_downloaded_and_in_the_keys(tmp_path: Pat
     assert (folder / "model.onnx_data").read_bytes() == hub.files["onnx/model.onnx_data"]
     files = {path: digest for path, digest in bundle_of(spec).files.items() if path != "tiny.yaml"}
     assert {path.rpartition("/")[2] for path in files} == {"model.onnx", "model.onnx_data"}
-    nothing = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None)
-    reads = source_digests(spec, nothing)  # type: ignore[arg-type]
+    empty_stub = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None)
+    reads = source_digests(spec, empty_stub)  # type: ignore[arg-type]
     assert reads["files"] == files and reads["spec"]["revision"] == REVISION
 
 
@@ -164,7 +164,7 @@ def test_init_of_a_cached_file_writes_its_hub_address_and_not_into_the_cache(tmp
     folder = tmp_path / "cache/models--org--model/snapshots" / REVISION / "onnx"
     (folder / "config.pbtxt").touch()
     (tmp_path / "link").symlink_to(folder)
-    before, file = sorted(tmp_path.rglob("cache/**")), folder / "../onnx/model.onnx"
+    paths_before, file = sorted(tmp_path.rglob("cache/**")), folder / "../onnx/model.onnx"
     monkeypatch.chdir(tmp_path)
     init = partial(CliRunner().invoke, enginesmith, catch_exceptions=False, standalone_mode=False)
     init(["init", str(file)])
@@ -179,7 +179,7 @@ def test_init_of_a_cached_file_writes_its_hub_address_and_not_into_the_cache(tmp
     for words in (["model.onnx"], ["a=model.onnx", "b=model.onnx"], [str(file), "--out", f"{tmp_path}/link/m.yaml"]):
         with pytest.raises(InputError, match="is in the cache of the Hugging Face Hub; run in another folder, or give"):
             init(["init", *words])
-    assert sorted(tmp_path.rglob("cache/**")) == before
+    assert sorted(tmp_path.rglob("cache/**")) == paths_before
 
 
 @pytest.mark.parametrize("damaged", ["onnx/model.onnx", "onnx/model.onnx_data"])
@@ -216,9 +216,9 @@ def test_a_refusal_of_the_hub_has_its_reason_and_remedy(
 def test_external_data_elsewhere_is_refused_before_it_is_fetched(tmp_path: Path, hub: Hub) -> None:
     for location in ("../secret", "/etc/passwd"):
         hub.files["onnx/evil.onnx"], _ = external(location)
-        evil = HubFile("org/model", REVISION, "onnx/evil.onnx")
+        evil_file = HubFile("org/model", REVISION, "onnx/evil.onnx")
         with pytest.raises(ModelError, match="must be a relative path"):
-            fetch(evil, tmp_path)
+            fetch(evil_file, tmp_path)
         (tmp_path / "cache/models--org--model/snapshots" / REVISION / "onnx/evil.onnx").unlink()
     assert not any("secret" in request or "passwd" in request for request in hub.seen)
 
@@ -265,7 +265,7 @@ def test_locations_are_those_in_the_whole_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(external("a/b.data")[0])
     assert list_locations(path) == ["a/b.data"]
-    for damaged in (b"", b"\xff" * 40, path.read_bytes()[:-3]):
-        path.write_bytes(damaged)
+    for damaged_data in (b"", b"\xff" * 40, path.read_bytes()[:-3]):
+        path.write_bytes(damaged_data)
         with pytest.raises(ModelError, match="truncated or not an ONNX file"):
             list_locations(path)

@@ -39,16 +39,16 @@ def test_an_onnx_file_is_exported_with_its_weights_in_shards(tmp_path):
 def test_a_sharded_torch_model_is_the_same(tmp_path):
     code = LINEAR.replace("width=4", "width=400")
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
-    whole = run(torch_request(tmp_path / "a", code))
-    sharded = run(torch_request(tmp_path / "b", code, most_embedded_bytes=1000))
-    assert list_shards(sharded.onnx) and not list_shards(whole.onnx) and not failed(sharded)
-    one, other = (
-        {item.name: to_array(item) for item in load_graph(exported.onnx).graph.initializer}
-        for exported in (whole, sharded)
+    whole_result = run(torch_request(tmp_path / "a", code))
+    result = run(torch_request(tmp_path / "b", code, most_embedded_bytes=1000))
+    assert list_shards(result.onnx) and not list_shards(whole_result.onnx) and not failed(result)
+    arrays, other = (
+        {item.name: to_array(item) for item in load_graph(exported_result.onnx).graph.initializer}
+        for exported_result in (whole_result, result)
     )
-    assert one.keys() == other.keys() and all(one[name].shape == other[name].shape for name in one)
-    assert {item.name for item in sharded.onnx.parent.iterdir()} >= {"model.onnx", *list_shards(sharded.onnx)}
-    assert not list(sharded.onnx.parent.glob("*.weights"))
+    assert arrays.keys() == other.keys() and all(arrays[name].shape == other[name].shape for name in arrays)
+    assert {item.name for item in result.onnx.parent.iterdir()} >= {"model.onnx", *list_shards(result.onnx)}
+    assert not list(result.onnx.parent.glob("*.weights"))
 
 
 def test_nan_in_an_external_weight_is_found(tmp_path):

@@ -61,11 +61,11 @@ def test_a_model_is_allowed_memory_by_its_weights(tmp_path: Path) -> None:
 
 
 def test_noise_is_measured_at_the_smallest_and_largest_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[tuple[int, ...]]] = {}
+    seen_values: dict[str, list[tuple[int, ...]]] = {}
 
     def run_job(job: Job[Noise], _folder: Path, start: Start) -> Noise:
         for case in GoldenSet.load(job.request.cases).cases:
-            seen.setdefault(case.kind, []).append(case.inputs["x"].shape)
+            seen_values.setdefault(case.kind, []).append(case.inputs["x"].shape)
         return Noise()
 
     monkeypatch.setattr(noise, "run_job", run_job)
@@ -74,4 +74,4 @@ def test_noise_is_measured_at_the_smallest_and_largest_sizes(tmp_path: Path, mon
     (tmp_path / "model.onnx").touch()
     golden = freeze([{"x": np.ones((2, 4, 5), np.float32)}] * 3, image, dims, lambda inputs: {"y": inputs["x"]})
     measure_noise(tmp_path / "model.onnx", golden, image, dims, tmp_path)
-    assert seen == {"golden": [(1, 4, 5)] * 2, "edge": [(1, 2, 3), (1, 6, 7)]}
+    assert seen_values == {"golden": [(1, 4, 5)] * 2, "edge": [(1, 2, 3), (1, 6, 7)]}

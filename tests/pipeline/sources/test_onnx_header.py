@@ -28,9 +28,9 @@ def test_the_header_gives_the_parsers_result(tmp_path: Path, inputs: list[tuple[
     graph = helper.make_graph(nodes, "g", values, outputs, [weight])
     path = tmp_path / "m.onnx"
     path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
-    header, (own, given_outputs) = read_header(path), specs_of(load_onnx(path, tmp_path))
+    header, (own_specs, given_outputs) = read_header(path), specs_of(load_onnx(path, tmp_path))
     assert [(item.name, item.dtype, item.shape) for item in header.inputs] == [
-        (item.name, item.dtype, item.shape) for item in own
+        (item.name, item.dtype, item.shape) for item in own_specs
     ]
     assert list(header.outputs) == [item.name for item in given_outputs]
 
@@ -47,8 +47,8 @@ def test_any_other_bytes_are_refused_or_parsed(tmp_path_factory: pytest.TempPath
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     onnx.save(build("float[3] x", "float[3] y", "y = Identity(x)", {}), tmp_path / "m.onnx")
-    whole = (tmp_path / "m.onnx").read_bytes()
-    for size in (0, 5, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "m.onnx").write_bytes(whole[:size])
+    whole_data = (tmp_path / "m.onnx").read_bytes()
+    for size in (0, 5, len(whole_data) // 2, len(whole_data) - 1):
+        (tmp_path / "m.onnx").write_bytes(whole_data[:size])
         with pytest.raises(ModelError):
             read_header(tmp_path / "m.onnx")

@@ -106,10 +106,10 @@ class TestLoading:
                 canonical(onnx_model.load_onnx(tmp_path / "model.onnx", tmp_path), [X])
 
     def test_an_opset_newer_than_the_runtime_is_refused_with_the_newest_it_knows(self, tmp_path):
-        newest = onnx_model.newest_opset()
-        onnx_model.load_onnx(saved(tmp_path, linear(newest)), tmp_path)
-        with pytest.raises(ModelError, match=rf"opset {newest + 1}, and onnxruntime here knows {newest} at most"):
-            onnx_model.load_onnx(saved(tmp_path, linear(newest + 1)), tmp_path)
+        count = onnx_model.newest_opset()
+        onnx_model.load_onnx(saved(tmp_path, linear(count)), tmp_path)
+        with pytest.raises(ModelError, match=rf"opset {count + 1}, and onnxruntime here knows {count} at most"):
+            onnx_model.load_onnx(saved(tmp_path, linear(count + 1)), tmp_path)
 
     def test_an_operator_of_an_unknown_domain_is_named(self, tmp_path):
         model = linear()
@@ -123,10 +123,10 @@ class TestLoading:
         node = helper.make_node("Relu", ["x"], ["y"])
         shape = [unknown, 3, unknown, unknown]
         model = model_of([node], [value("x", shape)], [value("y", shape)])
-        loaded = onnx_model.load_onnx(saved(tmp_path, model), tmp_path)
-        assert onnx_model.specs_of(loaded)[0][0].shape == ("?", 3, "?", "?")
+        loaded_model = onnx_model.load_onnx(saved(tmp_path, model), tmp_path)
+        assert onnx_model.specs_of(loaded_model)[0][0].shape == ("?", 3, "?", "?")
         (spec,) = (TensorSpec("x", "float32", ("batch", 3, 48, "width")),)
-        dims = canonical(loaded, [spec]).graph.input[0].type.tensor_type.shape.dim
+        dims = canonical(loaded_model, [spec]).graph.input[0].type.tensor_type.shape.dim
         assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 3, 48, "width"]
 
 
@@ -147,20 +147,20 @@ class TestExternalData:
             onnx_model.load_onnx(path, tmp_path)
 
     def test_a_large_models_external_data_stays_in_its_file(self, tmp_path):
-        path, wide = external(tmp_path), 1 << 28
+        path, wide_number = external(tmp_path), 1 << 28
         model = onnx.load(path, load_external_data=False)
-        model.graph.initializer[0].dims[:] = [3, wide]
-        next(e for e in model.graph.initializer[0].external_data if e.key == "length").value = str(12 * wide)
+        model.graph.initializer[0].dims[:] = [3, wide_number]
+        next(e for e in model.graph.initializer[0].external_data if e.key == "length").value = str(12 * wide_number)
         path.write_bytes(model.SerializeToString())
-        os.truncate(tmp_path / "weights.bin", 12 * wide + 100)  # 3 GB, sparse: it takes no room on the disk
-        for read in (onnx_model.load_onnx, onnx_model.external_files):
+        os.truncate(tmp_path / "weights.bin", 12 * wide_number + 100)  # 3 GB, sparse: it takes no room on the disk
+        for loaded_onnx in (onnx_model.load_onnx, onnx_model.external_files):
             tracemalloc.start()
-            read(path, tmp_path)
+            loaded_onnx(path, tmp_path)
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
             tracemalloc.stop()
         model = onnx_model.load_onnx(path, tmp_path)
         assert model.ByteSize() < 10_000
-        assert to_array(model.graph.initializer[0]).shape == (3, wide)
+        assert to_array(model.graph.initializer[0]).shape == (3, wide_number)
 
     @pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname", "sub/../../outside.bin", "link.bin"])
     def test_external_data_outside_the_folder_is_refused(self, tmp_path, location):
@@ -180,7 +180,7 @@ class TestCanonical:
         assert canonical(once, [X]).SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
 
     def test_nor_does_it_rename_axes_that_inference_has_named(self):
-        once = canonical(
+        model = canonical(
             onnx.parser.parse_model(
                 """<ir_version: 9, opset_import: ["" : 17]> g (float[N, 4] x, int64 n) => (int64[?, ?] shapes) {
                 last, shapes = Loop (n, , x) <body = b (int64 i, bool c, float[] e) => (bool d, float[] f, int64[m] s) {
@@ -188,7 +188,7 @@ class TestCanonical:
                 }"""
             )
         )
-        assert canonical(once).SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+        assert canonical(model).SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
 
     @given(order=st.permutations(range(3)), constants=st.permutations(range(2)))
     def test_the_order_in_the_file_does_not_matter(self, order, constants):
@@ -220,8 +220,8 @@ class TestCanonical:
         )
         graph = canonical(model).graph
         branches = [attribute.g.node[0] for attribute in graph.node[-1].attribute]
-        read = [name for node in (*graph.node, *branches) for name in node.input]
-        assert not {"once", "again"} & set(read) and read.count("w") == 4, "in branches, too, and by the output z"
+        names = [name for node in (*graph.node, *branches) for name in node.input]
+        assert not {"once", "again"} & set(names) and names.count("w") == 4, "in branches, too, and by the output z"
         assert sorted(node.op_type for node in branches) == ["Identity", "Sub"]
         assert [node.op_type for node in graph.node].count("Identity") == 2, "of an input, and one that is an output"
 
@@ -257,8 +257,8 @@ class TestCanonical:
     def test_an_output_may_take_an_inner_name(self, tmp_path, name):
         onnx_model.save_onnx(canonical(linear(), [X], [name]), tmp_path / "m.onnx")
         with OrtSession(tmp_path / "m.onnx", optimized=False) as session:
-            out = session.run({"x": np.ones((1, 3), np.float32)})
-        assert np.array_equal(out[name], WEIGHT.sum(0, keepdims=True) + 1)
+            outputs = session.run({"x": np.ones((1, 3), np.float32)})
+        assert np.array_equal(outputs[name], WEIGHT.sum(0, keepdims=True) + 1)
 
     def test_outputs_may_swap_names(self):
         model = linear()
@@ -305,8 +305,8 @@ class TestCanonical:
 
 class TestSpecs:
     def test_bfloat16_and_unknown_axes_are_read(self):
-        cast = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
-        model = model_of([cast], [value("x", [None, 3])], [value("y", [None, 3], TensorProto.BFLOAT16)])
+        cast_node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)
+        model = model_of([cast_node], [value("x", [None, 3])], [value("y", [None, 3], TensorProto.BFLOAT16)])
         assert onnx_model.specs_of(model)[1] == (TensorSpec("y", "bfloat16", ("?", 3)),)
 
     def test_an_output_of_unknown_rank_is_refused(self):
@@ -320,18 +320,18 @@ class TestAnInputThatIsAnOutput:
 
     @staticmethod
     def passing_on() -> onnx.ModelProto:
-        both = value("x", ["N", 3])
-        return model_of([helper.make_node("Relu", ["x"], ["y"])], [both], [value("y", ["N", 3]), both])
+        both_value = value("x", ["N", 3])
+        return model_of([helper.make_node("Relu", ["x"], ["y"])], [both_value], [value("y", ["N", 3]), both_value])
 
     def test_an_input_and_an_output_with_one_name_are_refused(self):
         with pytest.raises(ModelError, match=r"'x' is an input and an output; give the output another name"):
             canonical(self.passing_on())
 
     def test_with_output_names_the_input_keeps_its_own(self):
-        plain = canonical(self.passing_on(), [TensorSpec("x", "float32", ("N", 3))], ["a", "b"])
-        inputs, outputs = onnx_model.specs_of(plain)
+        plain_model = canonical(self.passing_on(), [TensorSpec("x", "float32", ("N", 3))], ["a", "b"])
+        inputs, outputs = onnx_model.specs_of(plain_model)
         assert [spec.name for spec in inputs] == ["x"] and [spec.name for spec in outputs] == ["a", "b"]
-        onnx.checker.check_model(plain)
+        onnx.checker.check_model(plain_model)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(TensorProto.STRING, TensorProto.INT64), (1, TensorProto.STRING)])
@@ -343,11 +343,11 @@ def test_text_inputs_and_outputs_are_refused(inputs, outputs):
 
 def test_numbers_in_lists_are_written_as_bytes():
     linear_model = linear()
-    odd = np.array([0, -0.0, np.nan, 1e-45], "f")
-    linear_model.graph.initializer[1].CopyFrom(helper.make_tensor("b", TensorProto.FLOAT, [4], odd))
-    plain = canonical(linear_model)
-    result = next(tensor for tensor in plain.graph.initializer if tensor.name == "b")
-    assert result.HasField("raw_data") and result.raw_data == odd.tobytes()
+    odd_array = np.array([0, -0.0, np.nan, 1e-45], "f")
+    linear_model.graph.initializer[1].CopyFrom(helper.make_tensor("b", TensorProto.FLOAT, [4], odd_array))
+    plain_model = canonical(linear_model)
+    result = next(tensor for tensor in plain_model.graph.initializer if tensor.name == "b")
+    assert result.HasField("raw_data") and result.raw_data == odd_array.tobytes()
 
 
 def test_a_normalisation_over_its_default_axes_is_valid(tmp_path):
@@ -357,8 +357,8 @@ def test_a_normalisation_over_its_default_axes_is_valid(tmp_path):
     model = model_of([node], [value("x", shape)], [value("y", shape)])
     x = np.random.default_rng(0).standard_normal((3, 2, 4, 4)).astype(np.float32)
     with OrtSession(saved(tmp_path, canonical(model))) as session:
-        normal = (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True)
-        np.testing.assert_allclose(session.run({"x": x})["y"], normal, atol=1e-5)
+        normal_std = (x - x.mean((0, 2, 3), keepdims=True)) / x.std((0, 2, 3), keepdims=True)
+        np.testing.assert_allclose(session.run({"x": x})["y"], normal_std, atol=1e-5)
 
 
 def test_a_wrong_output_shape_is_replaced_by_the_inferred_one():
@@ -374,9 +374,9 @@ def test_a_model_of_other_operator_sets_alone_gets_the_default_one():
     custom_model = model_of([node], [value("x", ["N", 3])], [value("y", ["N", 3])])
     del custom_model.opset_import[:]
     custom_model.opset_import.add(domain="ai.onnx.ml", version=1)
-    plain = canonical(custom_model)
-    assert {entry.domain: entry.version for entry in plain.opset_import}[""] == 20
-    assert canonical(plain) == plain
+    plain_model = canonical(custom_model)
+    assert {entry.domain: entry.version for entry in plain_model.opset_import}[""] == 20
+    assert canonical(plain_model) == plain_model
 
 
 def elf(machine: int, entry: bytes = b"RegisterCustomOps", rest: bytes = b"") -> bytes:

@@ -24,8 +24,8 @@ class Steps:
     digest: str = ""
 
     def runs(self, start=0, stop=None):
-        for at in range(self.count):
-            yield at + 1, {"x": np.full((1, 1, 2), at, np.float32)}
+        for index in range(self.count):
+            yield index + 1, {"x": np.full((1, 1, 2), index, np.float32)}
 
 
 def run(inputs):
@@ -48,8 +48,8 @@ def test_sequences_run_alone_and_together_as_streams_of_a_batch():
     together = actual["sequences side by side"]
     np.testing.assert_array_equal(together.inputs["x"][:, 0, :, 0], [[0, 3, 5], [1, 4, 6]], "to the shortest's end")
     for row in range(3):
-        alone = actual[f"sequence {row}"].expected["y"][:2, 0]
-        np.testing.assert_array_equal(together.expected["y"][:, row], alone)
+        single_outputs = actual[f"sequence {row}"].expected["y"][:2, 0]
+        np.testing.assert_array_equal(together.expected["y"][:, row], single_outputs)
     np.testing.assert_array_equal(cases(2, 4, None)["sequences side by side"].inputs["x"][:, 0, :, 0], [[0, 2], [1, 3]])
 
 
@@ -61,17 +61,17 @@ def prompted(begins, order, count=8):
 
     class Samples(Steps):
         def runs(self, start=0, stop=None):
-            for at in range(self.count):
-                yield at + 1, {"x": np.full((1, 1), at, np.float32)}
+            for index in range(self.count):
+                yield index + 1, {"x": np.full((1, 1), index, np.float32)}
 
     def total(inputs):
-        summed = inputs["h"][:, None] + np.cumsum(inputs["x"], 1)
-        return {"y": summed, "hn": summed[:, -1]}
+        summed_sums = inputs["h"][:, None] + np.cumsum(inputs["x"], 1)
+        return {"y": summed_sums, "hn": summed_sums[:, -1]}
 
     state_spec = TensorSpec("h", "float32", ("rows",))
-    joined = Joined(np.array(begins, bool), "tokens", (TOKENS,))
+    joined_kind = Joined(np.array(begins, bool), "tokens", (TOKENS,))
     sums = StateModel(
-        total, (TOKENS, state_spec), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined
+        total, (TOKENS, state_spec), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined_kind
     )
     return sums.sequences(Samples(count), np.array(order), ())
 
@@ -81,9 +81,9 @@ def test_outputs_of_unequal_steps_are_stored_place_by_place():
     cases = {case.name: case for case in result.golden.cases}
     assert result.lengths == (3, 2, 2), "steps; side by side up to the shortest sequence's end"
     np.testing.assert_array_equal(cases["sequence 0"].expected["y"][:, 0, 0], np.array([0, 1, 3, 6, 10]))
-    together = cases["sequences side by side"]
-    np.testing.assert_array_equal(together.inputs[BEGINS], [1, 0, 1], "a step ends where one of any stream does")
-    np.testing.assert_array_equal(together.expected["y"][:, :, 0], [[0, 5], [1, 11], [3, 18]])
+    joint_case = cases["sequences side by side"]
+    np.testing.assert_array_equal(joint_case.inputs[BEGINS], [1, 0, 1], "a step ends where one of any stream does")
+    np.testing.assert_array_equal(joint_case.expected["y"][:, :, 0], [[0, 5], [1, 11], [3, 18]])
     np.testing.assert_array_equal(cases["sequence 0"].expected["hn"], [[10]])
 
 
@@ -108,10 +108,10 @@ def test_sequences_of_one_step_are_refused():
 
 @pytest.mark.parametrize(("most", "taken"), [(9, 4), (2, 2), (1, None)])
 def test_random_steps_end_at_a_caches_limit_if_two_fit(most, taken):
-    inputs, past = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
+    inputs, past_spec = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
     dims = Dim("rows", 1, 1, 1), Dim("tokens", 1, 2, 2), Dim("past", 0, 0, most)
     grow = StateModel(
-        lambda step: {"present": np.concatenate([step["past"], step["x"]], 1)}, (inputs, past), dims, (PRESENT,)
+        lambda step: {"present": np.concatenate([step["past"], step["x"]], 1)}, (inputs, past_spec), dims, (PRESENT,)
     )
     groups = [{"x": np.ones((1, 2), np.float32)}] * 4
     if taken is None:

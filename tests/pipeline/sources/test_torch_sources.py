@@ -94,8 +94,8 @@ class TestEntryPoint:
             root = tmp_path / str(scale)
             root.mkdir()
             (root / "scales.py").write_text(f"SCALE = {scale}")
-            late = net("from scales import SCALE; return x * SCALE")
-            golden = GoldenSet.load(run(torch_request(root, late)).golden)
+            late_net = net("from scales import SCALE; return x * SCALE")
+            golden = GoldenSet.load(run(torch_request(root, late_net)).golden)
             assert np.array_equal(golden.cases[0].expected["output"], golden.cases[0].inputs["x"] * scale)
             assert not list(root.rglob("__pycache__"))
         assert sys.path == path and not {"model", "scales"} & (set(sys.modules) - modules)
@@ -139,6 +139,6 @@ class TestWeights:
         assert np.array_equal(case.expected["output"], np.maximum(case.inputs["x"], 0))
 
     def test_without_weights_the_seeded_ones_are_used_with_a_note(self, tmp_path):
-        first, second = (run(torch_request(tmp_path, LINEAR)) for _ in range(2))
-        assert digest_of_file(first.onnx) == digest_of_file(second.onnx)
-        assert any("no weights file" in note for note in first.notes)
+        first_result, second_result = (run(torch_request(tmp_path, LINEAR)) for _ in range(2))
+        assert digest_of_file(first_result.onnx) == digest_of_file(second_result.onnx)
+        assert any("no weights file" in note for note in first_result.notes)

@@ -41,7 +41,7 @@ def latency(sizes: dict[str, int], seconds: float) -> BucketLatency:
 
 def measure(sizes: Sequence[dict[str, int]]) -> list[BucketLatency]:
     """Stands for an engine that is timed."""
-    return [latency(dict(each), seconds_at(*each.values())) for each in sizes]
+    return [latency(dict(size), seconds_at(*size.values())) for size in sizes]
 
 
 class KnownTimes(RunTimes):
@@ -65,8 +65,8 @@ def trace_of_sizes(lengths: Sequence[int], per_second: float | None = 200.0, see
     gaps = np.random.default_rng(seed).exponential(1.0 / per_second, count) if per_second else np.zeros(count)
     sizes = {"batch": np.ones(count, np.int64), "length": np.array(lengths, np.int64)}
     sizes |= {name: np.array(values, np.int64) for name, values in others.items()}
-    at = np.cumsum(gaps)
-    return Trace(at - at[0], sizes)
+    sums = np.cumsum(gaps)
+    return Trace(sums - sums[0], sizes)
 
 
 def task_of(trace: Trace, options: BucketOptions | None = None, dims=(BATCH, LENGTH), inputs=INPUTS) -> BucketTask:
@@ -78,6 +78,6 @@ def grid_of_sizes(*columns: Sequence[int], seed: int = 0) -> RequestGrid:
     sizes = np.stack([np.array(column, np.int64) for column in columns], 1)
     edges = tuple(np.unique(column) for column in sizes.T)
     places = np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, sizes.T, strict=True)], 1)
-    at = np.cumsum(np.random.default_rng(seed).exponential(0.004, len(sizes)))
+    sums = np.cumsum(np.random.default_rng(seed).exponential(0.004, len(sizes)))
     names = ("length", "width", "depth")[: len(columns)]
-    return RequestGrid(names, edges, places, sizes, np.ones(len(sizes), np.int64), at - at[0])
+    return RequestGrid(names, edges, places, sizes, np.ones(len(sizes), np.int64), sums - sums[0])

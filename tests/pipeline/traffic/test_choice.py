@@ -25,12 +25,12 @@ def test_two_kinds_of_requests_get_buckets_at_their_maxima():
     plans = {plan.name: plan for plan in choice.plans}
     assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
     assert plans["powers of two"].edges["length"] == (1, 2, 4, 8, 16, 32, 64)
-    direct = np.mean([instances.seconds_at(1, 9 if size <= 9 else 35) for size in TWO_KINDS])
-    assert plans["chosen"].seconds.value == pytest.approx(direct, rel=0.02)
+    direct_mean = np.mean([instances.seconds_at(1, 9 if size <= 9 else 35) for size in TWO_KINDS])
+    assert plans["chosen"].seconds.value == pytest.approx(direct_mean, rel=0.02)
     assert plans["one profile"].seconds.value == pytest.approx(instances.seconds_at(1, 64), rel=0.02)
-    saved = plans["one profile"].saved
-    assert saved.low < saved.value < saved.high and saved.value == pytest.approx(
-        1 - direct / instances.seconds_at(1, 64), rel=0.02
+    saved_bytes = plans["one profile"].saved
+    assert saved_bytes.low < saved_bytes.value < saved_bytes.high and saved_bytes.value == pytest.approx(
+        1 - direct_mean / instances.seconds_at(1, 64), rel=0.02
     )
     assert plans["chosen"].saved is None and plans["chosen"].padding < 0.3 < plans["one profile"].padding
 
@@ -46,7 +46,7 @@ def test_chosen_edges_are_timed_themselves():
     first = task.first_sizes()
     choice = choose_buckets(task, instances.measure(first), noting, 3, 0.0)
     assert {"batch": 1, "length": 35} in [*requests, *first] and {"batch": 1, "length": 9} in [*requests, *first]
-    assert {each["length"] for each in [*requests, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
+    assert {request["length"] for request in [*requests, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
     assert choice.timed == len(first) + len(requests)
 
 
@@ -60,14 +60,14 @@ def test_a_price_per_bucket_gives_fewer_buckets():
 def test_with_a_batcher_fewer_buckets_batch_better():
     lengths = np.random.default_rng(1).integers(20, 41, 1500).tolist()
     times = instances.KnownTimes(lambda batch, length: 5e-3 + 1e-6 * batch * length)
-    alone = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
-    together = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
-    assert together.policy == BatchPolicy(8, 0.02) and alone.policy is None
-    counts = [len(search_buckets(task, times, 64, 0.0)[0][0]) for task in (alone, together)]
+    single_task = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
+    joint_task = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
+    assert joint_task.policy == BatchPolicy(8, 0.02) and single_task.policy is None
+    counts = [len(search_buckets(task, times, 64, 0.0)[0][0]) for task in (single_task, joint_task)]
     assert counts[0] > 10 > counts[1]
-    _, served = search_buckets(together, times, 64, 0.0)
-    many = serve_trace(together.grid, {"length": tuple(range(20, 65))}, times, together.policy)
-    assert served.batch > 1.5 * many.batch and served.mean_s < 0.7 * many.mean_s
+    _, served_trace = search_buckets(joint_task, times, 64, 0.0)
+    many_trace = serve_trace(joint_task.grid, {"length": tuple(range(20, 65))}, times, joint_task.policy)
+    assert served_trace.batch > 1.5 * many_trace.batch and served_trace.mean_s < 0.7 * many_trace.mean_s
 
 
 def test_the_choice_never_costs_more_than_the_alternatives():
@@ -78,10 +78,10 @@ def test_the_choice_never_costs_more_than_the_alternatives():
     choice = choose_buckets(task, times, None, 64, 0.0)
     assert all(plan.saved.value >= 0.0 for plan in choice.plans[1:]), choice.plans
     assert "one engine cannot carry this rate" in remark_on_load(choice)[0]
-    (one,) = [plan for plan in choose_buckets(task, times, None, 1, 0.0).plans if plan.name == "chosen"]
-    assert one.profiles == 1
-    idle = instances.task_of(instances.trace_of_sizes(lengths, 10.0), BucketOptions(batch=8, wait_s=0.002))
-    assert remark_on_load(choose_buckets(idle, times, None, 64, 0.0)) == ()
+    (one_plan,) = [plan for plan in choose_buckets(task, times, None, 1, 0.0).plans if plan.name == "chosen"]
+    assert one_plan.profiles == 1
+    idle_task = instances.task_of(instances.trace_of_sizes(lengths, 10.0), BucketOptions(batch=8, wait_s=0.002))
+    assert remark_on_load(choose_buckets(idle_task, times, None, 64, 0.0)) == ()
 
 
 def test_two_dims_share_one_number_of_profiles():
@@ -92,8 +92,8 @@ def test_two_dims_share_one_number_of_profiles():
     task = instances.task_of(trace, BucketOptions(batch=1), dims, inputs)
     choice = choose_buckets(task, instances.measure(task.first_sizes()), instances.measure, 8, 0.0)
     assert choice.edges["width"] == (3, 32) and len(choice.edges["length"]) == 4
-    only = instances.task_of(trace, BucketOptions(("width",), batch=1), dims, inputs)
-    assert choose_buckets(only, instances.measure(only.first_sizes()), None, 8, 0.0).edges.keys() == {"width"}
+    only_task = instances.task_of(trace, BucketOptions(("width",), batch=1), dims, inputs)
+    assert choose_buckets(only_task, instances.measure(only_task.first_sizes()), None, 8, 0.0).edges.keys() == {"width"}
 
 
 def test_a_size_beyond_recorded_times_names_the_timing_command():
@@ -128,10 +128,10 @@ def test_intervals_contain_the_truth_for_most_samples():
 
 def test_a_profile_costs_its_build_and_its_share_of_the_memory():
     report = latency_report()
-    most = max(bucket.memory_bytes for bucket in report.buckets)
-    loaded = replace(report, loaded_bytes=most - psutil.virtual_memory().total // 1000, memory_resettable=True)
+    max_bytes = max(bucket.memory_bytes for bucket in report.buckets)
+    loaded = replace(report, loaded_bytes=max_bytes - psutil.virtual_memory().total // 1000, memory_resettable=True)
     result = price_profile(loaded, 3.0, None)
     assert result.seconds_a_day == pytest.approx(3.0 + 86.4, rel=0.01) and "3 s of compiling" in result.words
-    unknown = price_profile(replace(loaded, memory_resettable=False), None, None)
-    assert unknown.seconds_a_day == 0.0 and "no build on record" in unknown.words
+    unknown_price = price_profile(replace(loaded, memory_resettable=False), None, None)
+    assert unknown_price.seconds_a_day == 0.0 and "no build on record" in unknown_price.words
     assert price_profile(loaded, 3.0, 7.5).seconds_a_day == 7.5

@@ -33,17 +33,17 @@ def test_options_that_do_not_fit_are_refused(options, words):
 
 
 def test_without_times_batches_are_unknown():
-    untimed = trace_of_sizes([1, 2, 3], None)
+    untimed_trace = trace_of_sizes([1, 2, 3], None)
     with pytest.raises(DataError, match="no times of arrival, so how batches form is not known"):
-        task_of(untimed, BucketOptions(batch=4, max_profiles=2))
+        task_of(untimed_trace, BucketOptions(batch=4, max_profiles=2))
     with pytest.raises(DataError, match="no times of arrival"):
-        task_of(untimed, BucketOptions(wait_s=0.01, max_profiles=2))
+        task_of(untimed_trace, BucketOptions(wait_s=0.01, max_profiles=2))
     with pytest.raises(InputError, match=r"a profile has no price.*--most"):
-        task_of(untimed)
-    task = task_of(untimed, BucketOptions(max_profiles=2))
+        task_of(untimed_trace)
+    task = task_of(untimed_trace, BucketOptions(max_profiles=2))
     assert task.policy is None and "each request is taken to run alone" in task.remarks[0] and task.grid.seconds == 0
-    rated = task_of(trace_of_sizes([5] * 2000, None), BucketOptions(rate=50.0))
-    assert rated.policy == BatchPolicy(8, 0.0) and rated.grid.seconds == pytest.approx(40.0, rel=0.1)
+    rated_task = task_of(trace_of_sizes([5] * 2000, None), BucketOptions(rate=50.0))
+    assert rated_task.policy == BatchPolicy(8, 0.0) and rated_task.grid.seconds == pytest.approx(40.0, rel=0.1)
 
 
 def test_a_model_without_a_batch_has_no_policy():
@@ -54,8 +54,8 @@ def test_a_model_without_a_batch_has_no_policy():
         task_of(trace, BucketOptions(batch=4), (LENGTH,), inputs)
     with pytest.raises(InputError, match="no dynamic dim but the batch"):
         task_of(trace, dims=(BATCH,), inputs=(TensorSpec("x", "float32", ("batch", 8)),))
-    only = task_of(trace, BucketOptions(("batch",)), (BATCH,), (TensorSpec("x", "float32", ("batch", 8)),))
-    assert only.chosen == ("batch",) and only.batch is None and only.policy is None
+    only_task = task_of(trace, BucketOptions(("batch",)), (BATCH,), (TensorSpec("x", "float32", ("batch", 8)),))
+    assert only_task.chosen == ("batch",) and only_task.batch is None and only_task.policy is None
 
 
 def test_more_buckets_than_sizes_are_remarked():
@@ -65,8 +65,8 @@ def test_more_buckets_than_sizes_are_remarked():
 
 def test_the_rate_is_that_of_the_real_traffic():
     trace = trace_of_sizes([5] * 1000, 10.0)
-    sampled = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), sampling=0.25), trace, BucketOptions())
-    assert sampled.grid.seconds == pytest.approx(25.0, rel=0.1)
+    sampled_task = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), sampling=0.25), trace, BucketOptions())
+    assert sampled_task.grid.seconds == pytest.approx(25.0, rel=0.1)
     task = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), 0.25), trace, BucketOptions(rate=500.0))
     assert task.grid.seconds == pytest.approx(2.0, rel=0.01)
 
@@ -77,16 +77,16 @@ def test_edges_are_multiples_of_the_dims():
     assert task.grid.edges_of("length").tolist() == [16, 32, 48, 64, 160]
     assert task.edges(powers_of_two) == {"length": (16, 32, 64, 128, 160)}
     assert task.edges(OTHERS["one profile"]) == {"length": (160,)}
-    shrunk = task_of(trace_of_sizes([3, 17, 33, 60]), BucketOptions(shrink=True), (BATCH, steps))
-    assert shrunk.grid.edges_of("length").tolist() == [16, 32, 48, 64]
-    bucketed = task_of(trace_of_sizes([3, 4]), dims=(BATCH, Dim("length", 1, 64, 64, (8, 64))))
-    assert bucketed.edges(present_edges) == {"length": (8, 64)}
+    shrunk_task = task_of(trace_of_sizes([3, 17, 33, 60]), BucketOptions(shrink=True), (BATCH, steps))
+    assert shrunk_task.grid.edges_of("length").tolist() == [16, 32, 48, 64]
+    bucketed_task = task_of(trace_of_sizes([3, 4]), dims=(BATCH, Dim("length", 1, 64, 64, (8, 64))))
+    assert bucketed_task.edges(present_edges) == {"length": (8, 64)}
 
 
 def test_many_sizes_are_thinned_and_long_traces_cut():
     trace = trace_of_sizes(np.random.default_rng(0).integers(1, 5000, 150_000))
-    wide = Dim("length", 1, 5000, 5000)
-    grid = grid_of(trace, (BATCH, wide), "batch", ("length",), tops={"length": 5000}, at=trace.at)
+    wide_dim = Dim("length", 1, 5000, 5000)
+    grid = grid_of(trace, (BATCH, wide_dim), "batch", ("length",), tops={"length": 5000}, at=trace.at)
     assert len(grid.edges[0]) <= MOST_ALONE + 1 and grid.edges[0][-1] == 5000 and len(grid) == 100_000
     assert (grid.edges[0][grid.places[:, 0]] >= grid.sizes[:, 0]).all()
     assert grid.seconds == pytest.approx(trace.at[-1] * 2 / 3, rel=0.05) and (np.diff(grid.at) >= 0).all()

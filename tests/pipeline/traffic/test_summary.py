@@ -31,8 +31,8 @@ def test_histograms_are_computed():
 
 
 def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
-    at = [*np.arange(0, 3600, 10.0), *np.arange(3600, 5400, 1.0)]
-    result = summary.summarize(traffic(at, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
+    arrays = [*np.arange(0, 3600, 10.0), *np.arange(3600, 5400, 1.0)]
+    result = summary.summarize(traffic(arrays, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
     assert [hour.name for hour in result.hours] == ["2026-03-02 00:00", "2026-03-02 01:00"]
     assert [hour.requests for hour in result.hours] == [360, 1800]
     assert [hour.per_second for hour in result.hours] == pytest.approx([0.2, 2.0], rel=0.01)
@@ -75,8 +75,8 @@ def test_distant_times_use_no_memory_for_the_seconds_between():
 
 
 def test_an_hours_rate_covers_all_days():
-    at = np.arange(0.0, 72 * 3600.0, 600.0)
-    result = summary.summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
+    array = np.arange(0.0, 72 * 3600.0, 600.0)
+    result = summary.summarize(traffic(array.tolist(), [1] * len(array), start=1_772_409_600.0 + 1800.0), DIMS)
     assert len(result.hours) == 24
     assert all(hour.per_second == pytest.approx(1 / 600, rel=0.07) for hour in result.hours)
 

@@ -53,31 +53,31 @@ def found(
 
 
 def copy_of(model: ModelProto) -> ModelProto:
-    copied = ModelProto()
-    copied.CopyFrom(model)
-    return copied
+    copied_model = ModelProto()
+    copied_model.CopyFrom(model)
+    return copied_model
 
 
 def with_names(model: ModelProto) -> ModelProto:
     """A copy whose nodes carry the names of what they make."""
-    copied = copy_of(model)
-    for node in copied.graph.node:
+    copied_model = copy_of(model)
+    for node in copied_model.graph.node:
         node.name = node.name or f"{node.op_type}_{node.output[0]}"
-    return copied
+    return copied_model
 
 
 def with_weight(model: ModelProto, name: str, values: np.ndarray) -> ModelProto:
-    copied = copy_of(model)
-    item = next(item for item in copied.graph.initializer if item.name == name)
+    copied_model = copy_of(model)
+    item = next(item for item in copied_model.graph.initializer if item.name == name)
     item.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, weight(model, name).dtype), name))
-    return copied
+    return copied_model
 
 
 def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> ModelProto:
     """A copy where the node that makes `tensor` has other attributes."""
-    copied = copy_of(model)
-    node = maker(copied, tensor)
-    others = [item for item in node.attribute if item.name not in attributes]
+    copied_model = copy_of(model)
+    node = maker(copied_model, tensor)
+    other_items = [item for item in node.attribute if item.name not in attributes]
     del node.attribute[:]
-    node.attribute.extend([*others, *(helper.make_attribute(name, value) for name, value in attributes.items())])
-    return copied
+    node.attribute.extend([*other_items, *(helper.make_attribute(name, value) for name, value in attributes.items())])
+    return copied_model

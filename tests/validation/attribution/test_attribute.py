@@ -75,24 +75,24 @@ def test_a_fault_is_blamed_on_the_node_it_was_planted_in(fault: str, tmp_path: P
 def test_a_quantized_tensor_is_measured_from_its_zero(tmp_path: Path) -> None:
     text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Relu(d)"
     net = with_names(x_net(text, s=np.float32(0.05), z=np.uint8(200), other=np.float32(0.1)))
-    bad = ModelProto()
-    bad.CopyFrom(net)
-    maker(bad, "q").input[1] = "other"
-    result = found(net, bad, x_values(), tmp_path)
-    steps, wrong = (np.rint(x_values()["x"] / np.float32(scale)).clip(-200, 55) for scale in (0.05, 0.1))
+    bad_model = ModelProto()
+    bad_model.CopyFrom(net)
+    maker(bad_model, "q").input[1] = "other"
+    result = found(net, bad_model, x_values(), tmp_path)
+    steps, wrong_array = (np.rint(x_values()["x"] / np.float32(scale)).clip(-200, 55) for scale in (0.05, 0.1))
     assert [row.node for row in result.blamed] == ["QuantizeLinear_q"]
-    assert result.blamed[0].local.sqnr_db == pytest.approx(sqnr_db(steps, wrong), abs=0.01)
+    assert result.blamed[0].local.sqnr_db == pytest.approx(sqnr_db(steps, wrong_array), abs=0.01)
 
 
 @pytest.mark.parametrize("mask", [float(np.finfo(np.float32).min), -1e9, -np.inf])
 def test_a_mask_does_not_hide_its_neighbours(mask: float, tmp_path: Path) -> None:
     net = with_names(x_net("a = MatMul(x, w) b = Add(a, m) y = Softmax(b)", m=np.float32([0, 0, 0, 0, mask])))
-    clean = found(net, net, x_values(), tmp_path / "clean", optimized=True)
-    assert not clean.blamed
+    clean_findings = found(net, net, x_values(), tmp_path / "clean", optimized=True)
+    assert not clean_findings.blamed
     result = found(net, swapped(net, "w"), x_values(), tmp_path / "faulty", optimized=True)
     assert [(row.node, row.tensor) for row in result.blamed] == [("MatMul_a", "b")]
-    wider = found(net, with_weight(net, "m", np.float32([0, 0, 0, 0, -65504])), x_values(), tmp_path / "fp16")
-    assert not wider.blamed
+    wider_findings = found(net, with_weight(net, "m", np.float32([0, 0, 0, 0, -65504])), x_values(), tmp_path / "fp16")
+    assert not wider_findings.blamed
 
 
 @pytest.mark.parametrize("mask", [-3e38, -1e4, -300.0])
@@ -110,8 +110,8 @@ def test_a_mask_hides_no_wrong_scores_and_a_dropped_mask_is_blamed(mask: float, 
     arrays, limits = {"x": values, "pad": pad}, replace(default_budget("engine", "int8"), sqnr_db=30)
     faults = [("w", weights["w"] * 1.2, "MatMul_a"), ("fill", 0.0, "Where_m"), ("fill", -np.inf, "Where_m")]
     for index, (name, value, node) in enumerate(faults[: 2 if mask < -1e9 else 3]):
-        faulty = with_weight(net, name, np.float32(value))
-        (row,) = found(net, faulty, arrays, tmp_path / str(index), limits, optimized=True).blamed
+        faulty_model = with_weight(net, name, np.float32(value))
+        (row,) = found(net, faulty_model, arrays, tmp_path / str(index), limits, optimized=True).blamed
         assert row.node == node and ("dB by itself, limit" if index < 2 else "NaN or infinite") in row.blamed
 
 
@@ -132,8 +132,8 @@ def test_a_large_error_in_a_small_element_is_found_if_it_can_matter(text: str, t
     names = {"one": np.float32(1), "last": np.array([2]), "parts": np.array([5, -1]), "whole": np.array([-1, 5])}
     names |= {"at": np.array([True, False]), "low": np.float32(-3000), "first": np.array(0)}
     net = with_names(x_net(text, 12 if "axes=" in text else 20, w=w, **names))
-    faulty, arrays = with_weight(net, "w", w * np.float32([1, 1, 1, 1, 1.5])), {"x": np.abs(x_values()["x"]) + 1}
-    (row,) = found(net, faulty, arrays, tmp_path).blamed
+    faulty_model, arrays = with_weight(net, "w", w * np.float32([1, 1, 1, 1, 1.5])), {"x": np.abs(x_values()["x"]) + 1}
+    (row,) = found(net, faulty_model, arrays, tmp_path).blamed
     assert row.node.startswith("MatMul")
 
 
@@ -148,9 +148,9 @@ def engine(model: ModelProto, folder: Path, change: Callable[[ModelProto], Model
 
 def test_an_error_within_the_limit_is_blamed_if_it_is_the_only_one(tmp_path: Path) -> None:
     """What lies behind it makes more of it, and every segment keeps the limit by itself."""
-    changed = with_weight(ATTENTION, "down", weight(ATTENTION, "down") * np.float32(1 + 1e-4))
+    changed_model = with_weight(ATTENTION, "down", weight(ATTENTION, "down") * np.float32(1 + 1e-4))
     limits = replace(default_budget("engine", "fp32"), sqnr_db=20.0, centered_sqnr_db=None, slice_sqnr_db=None)
-    (row,) = found(ATTENTION, changed, sentences(), tmp_path, limits).blamed
+    (row,) = found(ATTENTION, changed_model, sentences(), tmp_path, limits).blamed
     assert "MatMul_f" in row.nodes and "within the limit" in row.blamed
 
 
@@ -160,16 +160,16 @@ def test_many_slices_that_become_one_split_are_taken_apart(tmp_path: Path) -> No
     weights = {f"k{i}": np.float32(i + 1) for i in range(count)}
     weights |= {f"i{i}": np.array([i]) for i in range(count + 1)}
     text = " ".join(f"s{i} = Slice(x, i{i}, i{i + 1}, i1) p{i} = Mul(s{i}, k{i})" for i in range(count))
-    joined = f"y = Concat<axis=1>({', '.join(f'p{i}' for i in range(count))})"
-    net = with_names(build(f"float[batch,{count}] x", f"float[batch,{count}] y", f"{text} {joined}", weights))
-    faulty = with_weight(net, "k77", np.float32(5))
+    joined_text = f"y = Concat<axis=1>({', '.join(f'p{i}' for i in range(count))})"
+    net = with_names(build(f"float[batch,{count}] x", f"float[batch,{count}] y", f"{text} {joined_text}", weights))
+    faulty_model = with_weight(net, "k77", np.float32(5))
     reference = graph(net, tmp_path, "graph")
-    path = engine(faulty, tmp_path / "engine")
+    path = engine(faulty_model, tmp_path / "engine")
     assert [item.op_type for item in onnx.load(path).graph.node].count("Split") == 1
-    tapped = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().open_part, fuses=True)
+    tapped_graph = OnnxGraph(path, tmp_path / "taps", OnnxRuntime().open_part, fuses=True)
     values = {"x": np.random.default_rng(0).normal(size=(8, count)).astype(np.float32)}
     limits = default_budget("engine", "fp32")
-    attribution = attribute("engine", "fp32", reference, tapped, golden_of(values), limits, ["sqnr_db"])
+    attribution = attribute("engine", "fp32", reference, tapped_graph, golden_of(values), limits, ["sqnr_db"])
     assert [row.node for row in attribution.blamed] == ["Mul_p77"]
 
 
@@ -191,10 +191,10 @@ def test_a_long_model_is_cut_finely_only_where_it_is_worst(tmp_path: Path) -> No
 
 
 def test_memory_is_bounded_by_windows_and_the_answer_is_the_same(tmp_path: Path) -> None:
-    faulty = swapped(ATTENTION, "wv")
-    whole = found(ATTENTION, faulty, sentences(), tmp_path / "whole")
-    small = found(ATTENTION, faulty, sentences(), tmp_path / "small", size=Size(window_bytes=1 << 13))
-    assert small.rows == whole.rows and small.taps.compared > whole.taps.compared
+    faulty_model = swapped(ATTENTION, "wv")
+    whole_findings = found(ATTENTION, faulty_model, sentences(), tmp_path / "whole")
+    small_findings = found(ATTENTION, faulty_model, sentences(), tmp_path / "small", size=Size(window_bytes=1 << 13))
+    assert small_findings.rows == whole_findings.rows and small_findings.taps.compared > whole_findings.taps.compared
 
 
 def test_a_tap_that_changes_the_outputs_is_reported(tmp_path: Path) -> None:
@@ -214,29 +214,29 @@ class Shifted:
     @contextmanager
     def open_tapped(self, tensors, whole):
         with self.inner.open_tapped(tensors, whole) as session:
-            plain = session.run
-            session.run = lambda inputs: {name: value + np.float32(0.001) for name, value in plain(inputs).items()}
+            plain_run = session.run
+            session.run = lambda inputs: {name: value + np.float32(0.001) for name, value in plain_run(inputs).items()}
             yield session
 
 
 def test_a_node_that_fails_to_run_is_named(tmp_path: Path) -> None:
     text = "a = Mul(x, x) b = Reshape(a, to) c = Reshape(b, back) y = MatMul(c, w)"
     net = with_names(x_net(text, to=np.array([-1]), back=np.array([-1, 5])))
-    bad = with_weight(net, "to", np.array([35]))
-    result = found(net, bad, x_values(), tmp_path)
+    bad_model = with_weight(net, "to", np.array([35]))
+    result = found(net, bad_model, x_values(), tmp_path)
     assert [row.node for row in result.blamed] == ["Reshape_b"] and "failed while running" in result.blamed[0].blamed
     assert result.taps.compared == 0 and "did not run" in describe_taps(result)
     assert all(row.local.sqnr_db == math.inf for row in result.rows if row.node != "Reshape_b")
 
 
 def test_control_flow_reads_given_activations_and_integers_are_decisions(tmp_path: Path) -> None:
-    then, other = (
+    later_graph, other_graph = (
         onnx.parser.parse_graph(f"{kind} () => (float[] {kind}_out) {{ {kind}_out = {kind}(a, a) }}")
         for kind in ("Add", "Mul")
     )
     net = build("float[batch,5] x", "int64[batch] y", "a = Mul(x, w) z = Add(b, b) y = ArgMax<axis=1,keepdims=0>(z)",
                 {"w": np.float32(2), "yes": np.array(True)})  # fmt: skip
-    branch = helper.make_node("If", ["yes"], ["b"], name="If_b", then_branch=then, else_branch=other)
+    branch = helper.make_node("If", ["yes"], ["b"], name="If_b", then_branch=later_graph, else_branch=other_graph)
     net.graph.node.insert(1, branch)
     net = with_names(net)
     result = found(net, with_weight(net, "w", np.float32(-2)), x_values(), tmp_path)
@@ -267,11 +267,11 @@ def test_the_cases_are_those_where_the_outputs_are_furthest_apart(tmp_path: Path
 def test_attribution_of_a_slice_uses_enough_samples_to_judge_it(tmp_path: Path) -> None:
     """Four cases of one sample hold slices of four elements, of which none is judged: no node would be blamed."""
     net = with_names(x_net("a = MatMul(x, w) y = Add(a, a)", w=np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.0]))
-    off = np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.02]
-    pair = graph(net, tmp_path, "a"), graph(with_weight(net, "w", off), tmp_path, "b")
+    off_eye = np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.02]
+    pair = graph(net, tmp_path, "a"), graph(with_weight(net, "w", off_eye), tmp_path, "b")
     limits = replace(default_budget("engine", "fp32"), sqnr_db=40.0, max_rel=0.1)
-    for failed, cases in (("engine slice_sqnr_db of y", 16), ("engine sqnr_db of y", 4)):
-        result = attribute("engine", "fp32", *pair, golden_of(x_values(), groups=16), limits, [failed])
+    for failed_text, cases in (("engine slice_sqnr_db of y", 16), ("engine sqnr_db of y", 4)):
+        result = attribute("engine", "fp32", *pair, golden_of(x_values(), groups=16), limits, [failed_text])
         assert len(result.cases) == cases
         assert cases == 4 or [row.node for row in result.blamed] == ["MatMul_a"]
 
@@ -280,9 +280,9 @@ def test_outputs_in_the_golden_set_replace_runs_of_the_reference(tmp_path: Path)
     golden, limits = golden_of(sentences()), default_budget("engine", "fp32")
     pair = graph(ATTENTION, tmp_path, "clean"), graph(swapped(ATTENTION, "wv"), tmp_path, "faulty")
     with pair[0].whole() as session:
-        answered = replace(
+        answered_golden = replace(
             golden, cases=tuple(replace(case, expected=session.run(case.inputs)) for case in golden.cases)
         )
     run = attribute("engine", "fp32", *pair, golden, limits, ("engine sqnr_db",))
     pair[0].whole = lambda: pytest.fail("the reference was run whole")  # type: ignore[method-assign]
-    assert attribute("engine", "fp32", *pair, answered, limits, ("engine sqnr_db",), answered=True) == run
+    assert attribute("engine", "fp32", *pair, answered_golden, limits, ("engine sqnr_db",), answered=True) == run

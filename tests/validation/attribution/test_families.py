@@ -91,9 +91,9 @@ def stacked(seed: int) -> ModelProto:
     """`recurrent` with an LSTM before the GRU."""
     rng = np.random.default_rng(seed)
     sizes = {"lw": (1, 24, 6), "lr": (1, 24, 6), "lb": (1, 48)}
-    drawn = {name: rng.normal(size=size) / 2 for name, size in sizes.items()}
+    drawn_arrays = {name: rng.normal(size=size) / 2 for name, size in sizes.items()}
     text = "l4, state = LSTM<hidden_size=6>(xt, lw, lr, lb) l3 = Squeeze(l4, axes)"
-    return recurrent(seed, text, "l3", **drawn)
+    return recurrent(seed, text, "l3", **drawn_arrays)
 
 
 MORE = {"detector": chosen, "recurrent": stacked}
@@ -124,9 +124,9 @@ def attributed(
         OnnxGraph(reference, folder / "expected", lambda file: OrtSession(file, optimized=False), fuses=False),
         OnnxGraph(engine, folder / "actual", OnnxRuntime(intra_op_threads=1).open_part, fuses=True),
     )
-    failed = [] if built_from is graph else ["sqnr_db"]
+    failed_names = [] if built_from is graph else ["sqnr_db"]
     return attribute(
-        "engine", precision, *pair, golden_of(family.samples(1, 24)), default_budget("engine", precision), failed
+        "engine", precision, *pair, golden_of(family.samples(1, 24)), default_budget("engine", precision), failed_names
     )
 
 
@@ -135,13 +135,13 @@ def attributed(
 def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Precision, tmp_path: Path) -> None:
     family = SUBJECTS[name]
     for seed, (fault, (change, tensor)) in enumerate(FAULTS[name].items()):
-        clean = family.model(seed)
-        make = variant(family, clean, precision)
-        attribution = attributed(tmp_path / fault, family, make(clean), make(change(clean)), precision)
-        planted = maker(clean, tensor).name
+        clean_model = family.model(seed)
+        make = variant(family, clean_model, precision)
+        attribution = attributed(tmp_path / fault, family, make(clean_model), make(change(clean_model)), precision)
+        planted = maker(clean_model, tensor).name
         # One kernel computes at most a weighted node with its bias and an activation of two nodes.
-        wrong = [row.nodes for row in attribution.blamed if planted not in row.nodes or len(row.nodes) > 4]
-        assert attribution.blamed and not wrong, f"{fault} in {planted}: {[row.nodes for row in attribution.blamed]}"
+        nodes = [row.nodes for row in attribution.blamed if planted not in row.nodes or len(row.nodes) > 4]
+        assert attribution.blamed and not nodes, f"{fault} in {planted}: {[row.nodes for row in attribution.blamed]}"
         assert not attribution.taps.changed
 
 
@@ -149,8 +149,8 @@ def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Pre
 @pytest.mark.parametrize("name", slow_after_first(FAULTS))
 def test_a_clean_engine_is_cut_in_many_parts_and_none_is_blamed(name, precision, tmp_path):
     family = SUBJECTS[name]
-    clean = family.model(0)
-    graph = variant(family, clean, precision)(clean)
+    clean_model = family.model(0)
+    graph = variant(family, clean_model, precision)(clean_model)
     result = attributed(tmp_path / "clean", family, graph, graph, precision)
     assert not result.blamed and result.cut >= 4
 
@@ -172,7 +172,7 @@ def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_grap
     request = BuildRequest("", "fp16", Target("cpu"), "onnxruntime", (), (), ())
     path = OnnxRuntime().build(request, tmp_path / "graph.onnx", tmp_path / "engine").path
     model = onnx.load(path)
-    before = OnnxRuntime().open_part(path).run(x_values())["y"]
+    output_before = OnnxRuntime().open_part(path).run(x_values())["y"]
     assert {value.name for value in model.graph.value_info} == {"a", "b", "x_fp16", "y_fp16"}
     restore_names(model)
     assert {value.name for value in model.graph.value_info} == {"x_fp16", "y_fp16"}, "a and b are fp32 now"
@@ -180,7 +180,7 @@ def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_grap
     # 'a' is computed in fp32, and rounded for the Concat, which computes in fp16: its output is the graph's own.
     assert (ops["a"], ops["a/narrow"], ops["b"], ops["y_fp16"]) == ("MatMul", "Cast", "Relu", "Concat")
     onnx.save(model, tmp_path / "renamed.onnx")
-    assert (OnnxRuntime().open_part(tmp_path / "renamed.onnx").run(x_values())["y"] == before).all()
+    assert (OnnxRuntime().open_part(tmp_path / "renamed.onnx").run(x_values())["y"] == output_before).all()
 
 
 def rms_net() -> ModelProto:

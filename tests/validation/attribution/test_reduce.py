@@ -14,10 +14,10 @@ def test_a_conjunction_is_reduced_to_its_needed_items(count: int, needed: set[in
 
 @given(st.integers(2, 25), st.data())
 def test_the_reduced_set_passes_and_is_minimal(count: int, data: st.DataObject) -> None:
-    ways = data.draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1), min_size=1, max_size=3))
+    draw = data.draw(st.lists(st.sets(st.integers(0, count - 1), min_size=1), min_size=1, max_size=3))
 
     def passes(chosen) -> bool:
-        return any(way <= set(chosen) for way in ways)
+        return any(way <= set(chosen) for way in draw)
 
     result = reduce(range(count), passes, 10_000)
     assert result.items is not None and passes(result.items)

@@ -27,22 +27,22 @@ FOUND = decode(attribution(), NamedAttribution)
 
 
 def test_an_attribution_is_read_back_unchanged_without_bare_nan() -> None:
-    odd = [
+    odd_errors = [
         TensorError(math.nan, math.nan, 0, 0.0, "it is missing"),
         TensorError(math.inf),
         TensorError(-math.inf, 1.0, 3),
     ]
-    rows = tuple(replace(FOUND.rows[0], local=error) for error in odd)
+    rows = tuple(replace(FOUND.rows[0], local=error) for error in odd_errors)
     result = replace(FOUND, rows=rows, segments=3, taps=Taps(3, {"logits": TensorError(91.0, 1e-6)}))
     document = json.loads(json.dumps(encode_document(result), allow_nan=False))
     again = decode(document, NamedAttribution)
     assert encode_document(again) == document and again.taps == result.taps and again.rows[1:] == result.rows[1:]
     assert document["format"] == 1 and document["segments"] == 3
     assert document["rows"][0]["local"]["sqnr_db"] == "nan" and document["rows"][2]["local"]["sqnr_db"] == "-inf"
-    nothing = replace(FOUND, proposal=Proposal(3, 7, False, None))
-    empty = dict.fromkeys(("leave", "overrides", "snippet", "quality"))
+    empty_proposal = replace(FOUND, proposal=Proposal(3, 7, False, None))
+    empty_name = dict.fromkeys(("leave", "overrides", "snippet", "quality"))
     counts = {"groups": 3, "runs": 7, "minimal": False, "searched": False, "ended_early": False}
-    assert encode_document(nothing)["proposal"] == counts | empty
+    assert encode_document(empty_proposal)["proposal"] == counts | empty_name
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{}]}, {"taps": None}])
@@ -90,6 +90,6 @@ def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() 
 
 
 def test_a_part_has_the_tightest_limit_of_the_outputs() -> None:
-    tight = {("a", "golden"): Budget(sqnr_db=104.0), ("b", "edge"): Budget(sqnr_db=None)}
-    assert Budgets(Budget(max_rel=0.1, sqnr_db=80.0), tight).tightest == Budget(sqnr_db=104.0)
+    tight_entries = {("a", "golden"): Budget(sqnr_db=104.0), ("b", "edge"): Budget(sqnr_db=None)}
+    assert Budgets(Budget(max_rel=0.1, sqnr_db=80.0), tight_entries).tightest == Budget(sqnr_db=104.0)
     assert Budgets(Budget()).tightest.sqnr_db is None

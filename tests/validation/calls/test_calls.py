@@ -34,10 +34,10 @@ def test_a_deterministic_session_raises_no_alarm(seed: int) -> None:
     checks = tried(Linear(other_order), seed=seed, seconds=0.1)
     assert set(checks) == NAMES
     assert failed(checks) == set()
-    drawn = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def last_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return (y * (1 + drawn.normal(scale=1e-7, size=y.shape))).astype(np.float32)
+        return (y * (1 + rng.normal(scale=1e-7, size=y.shape))).astype(np.float32)
 
     noisy = tried(Linear(last_bits), seed=seed, seconds=0.06, bits=lambda: False)
     assert failed(noisy) == set()
@@ -91,11 +91,11 @@ def test_an_engine_that_misreads_strided_arrays_fails(fault: str) -> None:
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             self.failed = self.failed or "x" not in inputs
             x = inputs["x"]
-            right = {
+            right_field = {
                 "order": x.flags.c_contiguous, "read-only": x.flags.writeable, "odd address": x.flags.aligned,
                 "gaps": min(x.strides) == x.itemsize, "after an error": not self.failed,
             }[fault]  # fmt: skip
-            return {"y": (x if right else x.ravel("K").reshape(x.shape) + (fault != "order")) @ WEIGHTS}
+            return {"y": (x if right_field else x.ravel("K").reshape(x.shape) + (fault != "order")) @ WEIGHTS}
 
     checks = tried(Misread())
     assert failed(checks) == {"calls refilled"}
@@ -136,18 +136,18 @@ def test_a_fault_after_many_calls_of_one_size_is_found() -> None:
 
 @pytest.mark.parametrize("fault", ["overlap", "second thread", "another size"])
 def test_threads_call_a_session_that_declares_thread_safety(fault: str) -> None:
-    lock, inside, first, sizes = threading.Barrier(3, timeout=10), [0], threading.get_ident(), set[int]()
+    lock, inner_numbers, first_id, sizes = threading.Barrier(3, timeout=10), [0], threading.get_ident(), set[int]()
 
     class Shared(Linear):
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             answer = super().run(inputs)
-            if threading.get_ident() == first:
+            if threading.get_ident() == first_id:
                 return answer
-            inside[0] += 1
+            inner_numbers[0] += 1
             sizes.add(len(inputs["x"]))
             lock.wait()  # the three calls overlap
-            wrong = {"second thread": True, "overlap": inside[0] % 2 == 0, "another size": len(sizes) > 1}[fault]
-            return {"y": answer["y"] + 1} if wrong else answer
+            field = {"second thread": True, "overlap": inner_numbers[0] % 2 == 0, "another size": len(sizes) > 1}[fault]
+            return {"y": answer["y"] + 1} if field else answer
 
     checks = tried(Shared(), shared=True)
     assert failed(checks) == {"calls threads"} and "of 12 calls" in checks["calls threads"].note
@@ -191,13 +191,13 @@ def test_bits_are_compared_on_request_and_otherwise_the_limits_of_drift_apply() 
 
 
 def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
-    drawn = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def noise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return drawn.normal(size=y.shape).astype(np.float32)
+        return rng.normal(size=y.shape).astype(np.float32)
 
-    free = Budgets(replace(BUDGET, **dict.fromkeys(("max_rel", "sqnr_db", "centered_sqnr_db", "slice_sqnr_db"))))
-    assert failed(tried(Linear(noise), seconds=0.3, bits=lambda: False, budgets=free)) == set()
+    budgets = Budgets(replace(BUDGET, **dict.fromkeys(("max_rel", "sqnr_db", "centered_sqnr_db", "slice_sqnr_db"))))
+    assert failed(tried(Linear(noise), seconds=0.3, bits=lambda: False, budgets=budgets)) == set()
     assert "calls repeated" in failed(tried(Linear(noise), seconds=0.3, bits=lambda: False))
 
 
@@ -213,8 +213,8 @@ def test_a_single_sample_is_mixed_with_half_of_itself() -> None:
     specs = [TensorSpec(name, "float32", shape) for name, shape in shapes.items()]
     group = {"x": np.full((4, 4), 3.0), "mask": np.ones((4, 4)), "scales": np.array([1.0, 2])}
     groups = [{name: array.astype(np.float32) for name, array in group.items()}]
-    _, half = pool_of(Linear(), specs, DIMS, groups, "fp32")[:2]
-    assert [float(half.arrays[name].max()) for name in shapes] == [1.5, 1, 2]
+    _, half_input_ = pool_of(Linear(), specs, DIMS, groups, "fp32")[:2]
+    assert [float(half_input_.arrays[name].max()) for name in shapes] == [1.5, 1, 2]
 
 
 def test_half_precision_inputs_get_the_dtype_of_the_session() -> None:
@@ -246,9 +246,9 @@ def test_an_engine_that_is_wrong_at_other_magnitudes_or_signs_fails(where: int |
     (check,) = moved(Linear(fault))
     assert not check.passed and ("negative" if where == "negative" else "times_") in check.case
     peak = max(np.abs(array).max() for array in Groups(SEEN)[0].values())
-    right = {6: 2, 100: 8, "negative": 0}[where]
-    assert (f"right up to |x| = {right * peak:.3g}" in check.note) is bool(right)
-    assert ("65504" in moved(Linear(fault), precision="fp16")[0].note) is bool(right)
+    right_field = {6: 2, 100: 8, "negative": 0}[where]
+    assert (f"right up to |x| = {right_field * peak:.3g}" in check.note) is bool(right_field)
+    assert ("65504" in moved(Linear(fault), precision="fp16")[0].note) is bool(right_field)
     (clean,) = moved(Linear(lambda x, y: y * np.float32(1 + 1e-6)))
     assert clean.passed and "times 64" in clean.note and "negative" in clean.note and "blank, flat" in clean.note
 
@@ -260,8 +260,8 @@ def test_answers_cached_by_the_first_row_and_wrong_answers_for_small_values_fail
 
     by_first_row, by_last_row = stored_by(0, 4), stored_by(-1, 16)
     by_first_row.run(SEEN.cases[0].inputs)
-    small = Linear(lambda x, y: np.where(np.abs(x).max(-1, keepdims=True) < 0.01, 0, y).astype(np.float32))
-    cases = [moved(each)[0].case for each in (by_first_row, by_last_row, small)]
+    small_module = Linear(lambda x, y: np.where(np.abs(x).max(-1, keepdims=True) < 0.01, 0, y).astype(np.float32))
+    cases = [moved(module)[0].case for module in (by_first_row, by_last_row, small_module)]
     assert [case.partition("values=")[2].partition(" ")[0] for case in cases] == ["repeated", "mixed", "small"]
 
 
@@ -281,14 +281,14 @@ def test_a_rare_fault_fails_and_the_odds_of_missing_a_rarer_one_are_reported() -
 
 @pytest.mark.parametrize("values", ["mixed", "repeated", "times_64"])
 def test_new_values_that_break_the_limits_are_judged_by_honest_rounding_on_them(values: str) -> None:
-    off, far = (Linear(lambda x, y, by=by: y * np.float32(1 + by * is_new(x))) for by in (2e-3, 0.18))
+    off_module, far_module = (Linear(lambda x, y, by=by: y * np.float32(1 + by * is_new(x))) for by in (2e-3, 0.18))
     is_new = {
         "mixed": lambda x: len(x) == DIMS[0].max, "repeated": lambda x: (x == x[0]).all(),
         "times_64": lambda x: 60 < np.abs(x).max() < np.inf,
     }[values]  # fmt: skip
-    assert f"values={values}" in moved(off)[0].case
-    for engine in (off, far):  # of 54 and 15 dB, where honest rounding gives 36
-        assert moved(engine, case_limits=lambda inputs: OutputLimits.of(FREE))[0].passed is (engine is off)
+    assert f"values={values}" in moved(off_module)[0].case
+    for engine in (off_module, far_module):  # of 54 and 15 dB, where honest rounding gives 36
+        assert moved(engine, case_limits=lambda inputs: OutputLimits.of(FREE))[0].passed is (engine is off_module)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_no_mixture_hides_a_fault_of_a_later_mixture(hides: str, first: object, 
 
 def test_a_batch_is_measured_by_its_worst_element_too(recwarn: pytest.WarningsRecorder) -> None:
     value, none = np.ones((4, 64), np.float32), np.zeros((1, 0, 4), np.float32)
-    even, spiked = (_measure_errors({"y": value}, {"y": value + 1e-3 + by * np.eye(4, 64)}) for by in (0, 3e-3))
-    assert even and spiked and [key[1] for key in even if (spiked[key] > 2 * even[key]).any()] == ["peak"]
+    even, spiked_errors = (_measure_errors({"y": value}, {"y": value + 1e-3 + by * np.eye(4, 64)}) for by in (0, 3e-3))
+    assert even and spiked_errors and [key[1] for key in even if (spiked_errors[key] > 2 * even[key]).any()] == ["peak"]
     assert _measure_errors({"y": none}, {"y": none}) and not recwarn.list, "an output without elements"
 
 
@@ -329,14 +329,14 @@ def test_only_new_samples_count_as_mixed() -> None:
 
 @pytest.mark.parametrize("spoiled", [np.isnan, np.isinf], ids=["NaN", "infinities"])
 def test_effects_of_a_non_finite_sample_on_others_and_on_later_calls_fail(spoiled) -> None:
-    hurt: list[bool] = []
+    hurt_items: list[bool] = []
 
     def poisoned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        hurt.append(spoiled(x).any())
-        return y + (any(hurt) and np.isfinite(x).all())
+        hurt_items.append(spoiled(x).any())
+        return y + (any(hurt_items) and np.isfinite(x).all())
 
-    leaking = moved(Linear(lambda x, y: y + spoiled(x).any()))[0]
-    assert not leaking.passed and leaking.case.endswith("nan" if spoiled is np.isnan else "infinite")
+    leaking_sides = moved(Linear(lambda x, y: y + spoiled(x).any()))[0]
+    assert not leaking_sides.passed and leaking_sides.case.endswith("nan" if spoiled is np.isnan else "infinite")
     assert not moved(Linear(poisoned))[0].passed
 
     def dropped(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -348,8 +348,8 @@ def test_effects_of_a_non_finite_sample_on_others_and_on_later_calls_fail(spoile
     def widened(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.tile(y[:, :1], (1, 3 + int(np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max() > 6)))
 
-    wide = Linear(lambda x, y: widened(x, y) + spoiled(x).any())
-    assert moved(wide, reference=Linear(widened))[0].passed, "the form of the graph's answer depends on all samples"
+    module = Linear(lambda x, y: widened(x, y) + spoiled(x).any())
+    assert moved(module, reference=Linear(widened))[0].passed, "the form of the graph's answer depends on all samples"
 
     message = moved(Linear(dropped))[0]
     assert message.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in message.note
@@ -422,10 +422,10 @@ def test_limits_of_edges_never_loosen_those_of_moved_values_and_a_lifted_one_sta
     low, high, edge, lifted = (replace(FREE, sqnr_db=sqnr_db) for sqnr_db in (15.0, 49.0, 3.0, None))
     sides = {"precision": "int8", "documented": low}
     limits = StagedLimits.of(Budgets(low, {("y", "golden"): high, ("y", "edge"): edge}))
-    off = Linear(lambda x, y: y * np.float32(1.5 if (x < 0).all() else 1))
-    assert "values=negative: 6.021, limit 8.9" in moved(off, limits=limits, **sides)[0].note
-    overflowing = Linear(lambda x, y: np.where(60 < np.abs(x).max() < np.inf, np.inf, y).astype(np.float32))
-    assert [moved(overflowing, limits=StagedLimits.of(each), **sides)[0].passed for each in (low, lifted)] == [0, 1]
+    off_module = Linear(lambda x, y: y * np.float32(1.5 if (x < 0).all() else 1))
+    assert "values=negative: 6.021, limit 8.9" in moved(off_module, limits=limits, **sides)[0].note
+    module = Linear(lambda x, y: np.where(60 < np.abs(x).max() < np.inf, np.inf, y).astype(np.float32))
+    assert [moved(module, limits=StagedLimits.of(item), **sides)[0].passed for item in (low, lifted)] == [0, 1]
 
 
 def test_ill_conditioned_and_non_finite_rows_are_not_judged() -> None:
@@ -435,13 +435,13 @@ def test_ill_conditioned_and_non_finite_rows_are_not_judged() -> None:
 
     class Other(Wild):
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            x, mixed = inputs["x"], DIMS[0].max
-            right = len(x) == mixed or (x == x[:1]).all() or not np.isfinite(x).all()
-            return super().run({"x": x * np.float32(1 if right else 1 + 1e-6)})
+            x, mixed_max = inputs["x"], DIMS[0].max
+            is_right = len(x) == mixed_max or (x == x[:1]).all() or not np.isfinite(x).all()
+            return super().run({"x": x * np.float32(1 if is_right else 1 + 1e-6)})
 
     assert "golden data repeated, nan, infinite, mixed, stretched;" in moved(Other(), reference=Wild())[0].note
     assert not moved(Linear(lambda x, y: y + 1))[0].passed, "what is well-conditioned is judged"
-    jumping = Linear(lambda x, y: y + 9 * (x != x[:, :1]).any(1, keepdims=True))
-    assert "blank, repeated" in moved(Linear(lambda x, y: y + 9 * x.any(1, keepdims=True)), reference=jumping)[0].note
+    module = Linear(lambda x, y: y + 9 * (x != x[:, :1]).any(1, keepdims=True))
+    assert "blank, repeated" in moved(Linear(lambda x, y: y + 9 * x.any(1, keepdims=True)), reference=module)[0].note
     classes = Linear(lambda x, y: y.argmax(-1))
     assert moved(classes, reference=classes)[0].note.startswith("golden data repeated, mixed, stretched;")

@@ -31,9 +31,9 @@ def request(high: tuple[int, int] = (4, 8)) -> BuildRequest:
 
 def golden(*shapes: tuple[int, int]) -> GoldenSet:
     rng, cases = np.random.default_rng(0), []
-    for at, shape in enumerate(shapes):
+    for index, shape in enumerate(shapes):
         x, mask = rng.standard_normal(shape, np.float32), (rng.random(shape) < 0.7).astype(np.float32)
-        cases.append(Case(str(at), "golden" if at % 2 == 0 else "edge", {"x": x, "mask": mask}, {}))
+        cases.append(Case(str(index), "golden" if index % 2 == 0 else "edge", {"x": x, "mask": mask}, {}))
     return GoldenSet(cases)
 
 

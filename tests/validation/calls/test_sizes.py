@@ -54,9 +54,9 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
     assert (result.case, result.value, result.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
     assert "of y at" in result.note and "12 of 12 sizes" in result.note
     pair = FuzzSides(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
-    only = parse_only(result.case, DIMS)
-    (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED, []).cases
-    assert again.outcome == "failed" and again.reason in result.note
+    only_case = parse_only(result.case, DIMS)
+    (second_case,) = fuzz([only_case], SPECS, DIMS, GOLDEN, pair, VALUES_SEED, []).cases
+    assert second_case.outcome == "failed" and second_case.reason in result.note
 
 
 def test_inner_sizes_are_multiples() -> None:
@@ -92,13 +92,13 @@ SUBTLE = {
 @pytest.mark.parametrize("fault", SUBTLE)
 def test_one_column_and_an_offset_are_judged_at_inner_sizes_as_at_edges(fault: str, size: int) -> None:
     scale, offset, change, name = SUBTLE[fault]
-    right, limits = Detector(scale, offset), Budgets(default_budget("engine", "fp16"))
-    entries = {"golden": freeze(GOLDEN, SPECS, DIMS, right.run), "budgets": limits}
-    result = tried(Detector(scale, offset, change, size), right, **entries)
+    right_detector, limits = Detector(scale, offset), Budgets(default_budget("engine", "fp16"))
+    entries = {"golden": freeze(GOLDEN, SPECS, DIMS, right_detector.run), "budgets": limits}
+    result = tried(Detector(scale, offset, change, size), right_detector, **entries)
     assert failed(result) == {"sizes"}
     assert result["sizes"].note.startswith(f"wrong at batch={size}: engine {name} of y at batch={size} ")
-    rounded = Detector(scale, offset, lambda x, y: y * (1 + 1e-5 * np.sin(1e5 * y)), *range(17))
-    assert failed(tried(rounded, right, **entries)) == set()
+    rounded_detector = Detector(scale, offset, lambda x, y: y * (1 + 1e-5 * np.sin(1e5 * y)), *range(17))
+    assert failed(tried(rounded_detector, right_detector, **entries)) == set()
 
 
 def test_a_fault_at_7_by_13_is_found_in_a_grid_that_is_enumerated() -> None:
@@ -114,8 +114,8 @@ def test_a_fault_at_7_by_13_is_found_in_a_grid_that_is_enumerated() -> None:
 def test_several_wrong_sizes_are_counted_and_the_first_ones_named() -> None:
     result = tried(wrong_at(6, 7, 8))["sizes"]
     assert result.value == 3
-    named = result.case + result.note
-    assert all(f"batch={size}" in named for size in (6, 7, 8))
+    named_case = result.case + result.note
+    assert all(f"batch={size}" in named_case for size in (6, 7, 8))
 
 
 def test_a_size_that_the_graph_cannot_run_is_reported_and_not_a_fault() -> None:
@@ -126,8 +126,8 @@ def test_a_size_that_the_graph_cannot_run_is_reported_and_not_a_fault() -> None:
     assert failed(checks) == set()
     assert "not judged: the graph itself does not run" in checks["sizes"].note
     assert failed(tried(Grid(refuses=odd), Grid(), **GRID)) == {"sizes"}
-    never = Grid(refuses=lambda height: True)
-    checks = tried(never, Grid(refuses=lambda height: True), **GRID)
+    empty_grid = Grid(refuses=lambda height: True)
+    checks = tried(empty_grid, Grid(refuses=lambda height: True), **GRID)
     assert "sizes" not in checks
     assert "runs at none of the" in checks[UNMEASURED].note
 
@@ -150,12 +150,12 @@ def test_new_sizes_come_once_each_in_the_order_of_the_seed() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_large_grid_covers_each_size_of_each_dim_first(seed: int) -> None:
     dims = (Dim("batch", 1, 4, 8), Dim("length", 1, 32, 512))
-    first = list(islice(inner_sizes(dims, [], seed), 512))
-    assert {sizes["batch"] for sizes in first[:8]} == set(range(1, 9))
-    assert {sizes["length"] for sizes in first} == set(range(1, 513))
-    drawn = list(inner_sizes((*dims, Dim("width", 1, 8, 1 << 40)), [], seed))
-    assert MOST_ENUMERATED < len(drawn) <= 2 * MOST_ENUMERATED
-    assert all(1 <= sizes["width"] <= 1 << 40 for sizes in drawn)
+    first_items = list(islice(inner_sizes(dims, [], seed), 512))
+    assert {sizes["batch"] for sizes in first_items[:8]} == set(range(1, 9))
+    assert {sizes["length"] for sizes in first_items} == set(range(1, 513))
+    drawn_sizes = list(inner_sizes((*dims, Dim("width", 1, 8, 1 << 40)), [], seed))
+    assert MOST_ENUMERATED < len(drawn_sizes) <= 2 * MOST_ENUMERATED
+    assert all(1 <= sizes["width"] <= 1 << 40 for sizes in drawn_sizes)
 
 
 def test_a_model_without_dims_has_no_sizes_and_its_calls_are_repeated() -> None:
@@ -164,8 +164,8 @@ def test_a_model_without_dims_has_no_sizes_and_its_calls_are_repeated() -> None:
     checks = tried(Linear(), golden=golden, shapes=(specs, ()))
     assert set(checks) == {"calls repeated", "calls outputs", "calls inputs", "calls refilled"}
     assert failed(checks) == set()
-    always = tried(wrong_at(4), golden=golden, shapes=(specs, ()))
-    assert failed(always) == set(), "always the same: no business of calls"
+    full_report = tried(wrong_at(4), golden=golden, shapes=(specs, ()))
+    assert failed(full_report) == set(), "always the same: no business of calls"
 
 
 def test_the_time_limit_holds_and_the_report_says_what_was_tried() -> None:
@@ -193,20 +193,20 @@ def test_the_time_limit_holds_and_the_report_says_what_was_tried() -> None:
 
 def test_a_time_limit_shortens_the_order_and_does_not_change_it() -> None:
     def order(seconds: float) -> list[tuple[bytes, int]]:
-        seen: list[tuple[bytes, int]] = []
+        seen_data: list[tuple[bytes, int]] = []
 
         class Watched(Linear):
             def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-                seen.append((inputs["x"].tobytes(), len(inputs["x"])))
+                seen_data.append((inputs["x"].tobytes(), len(inputs["x"])))
                 return super().run(inputs)
 
         tried(Watched(), seconds=seconds, seed=5)
-        return seen[20:-4]  # after the first calls and the sizes, before arrays are refilled
+        return seen_data[20:-4]  # after the first calls and the sizes, before arrays are refilled
 
-    short, long = order(0.1), order(0.4)
-    assert len(short) < len(long)
-    assert long[: len(short)] == short
-    assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
+    short_order, long_order = order(0.1), order(0.4)
+    assert len(short_order) < len(long_order)
+    assert long_order[: len(short_order)] == short_order
+    assert len({size for _, size in short_order}) == 4 and len({data for data, _ in short_order}) == 8
 
 
 def count_tries(
@@ -225,11 +225,11 @@ def count_tries(
 @pytest.mark.parametrize("counts", [SIZES, CALLS])
 def test_cheap_tries_are_limited_by_number_and_costly_ones_by_cpu_time(counts: Counts) -> None:
     cheap_s = counts.seconds / counts.most
-    for busy in (1, 7):
-        assert count_tries(counts, cheap_s, busy=busy) == count_tries(counts, 1.4 * cheap_s, 1.0, busy)
-        assert count_tries(counts, cheap_s, busy=busy) == (counts.most, False)
-        assert count_tries(counts, 100.0, busy=busy) == (counts.least, False)
-        dear_counts = {count_tries(counts, each_s, 6400 / counts.share, busy) for each_s in (80, 100, 120)}
+    for busy_number in (1, 7):
+        assert count_tries(counts, cheap_s, busy=busy_number) == count_tries(counts, 1.4 * cheap_s, 1.0, busy_number)
+        assert count_tries(counts, cheap_s, busy=busy_number) == (counts.most, False)
+        assert count_tries(counts, 100.0, busy=busy_number) == (counts.least, False)
+        dear_counts = {count_tries(counts, each_s, 6400 / counts.share, busy_number) for each_s in (80, 100, 120)}
         assert dear_counts == {(64, False)}, "a step of two hides what differs between machines"
     assert count_tries(counts, cheap_s, busy=50)[1], "a machine that is busier than that is told of"
     assert count_tries(MIXTURES, MIXTURES.seconds / 100) == (3 * 32, False)
@@ -241,8 +241,8 @@ def test_tries_that_the_time_limit_ended_are_in_the_report_and_the_verdict() -> 
     wall = Clock()
     pair = FuzzSides(Linear(), wall.timed(Linear(), "", 60.0), "fp32", StagedLimits.of(BUDGET), BUDGET)
     allowance = Allowance(None, 0.0, lambda: 0.0, wall)
-    others = magnitude_checks(pair, (SPECS, DIMS), SEEN, allowance)
-    checks = list(call_checks(pair, (SPECS, DIMS), SEEN, 0, allowance, lambda: True, others=others))
+    other_check = magnitude_checks(pair, (SPECS, DIMS), SEEN, allowance)
+    checks = list(call_checks(pair, (SPECS, DIMS), SEEN, 0, allowance, lambda: True, others=other_check))
     assert [check.case for check in checks if check.name == CUT_SHORT] == ["mixed samples", "sizes", "repeated calls"]
     assert all("busy" not in check.note for check in checks), "which was not measured"
     note = "not judged: mixed samples after 41, sizes after 1, repeated calls after 16"
@@ -250,9 +250,9 @@ def test_tries_that_the_time_limit_ended_are_in_the_report_and_the_verdict() -> 
 
 
 def test_groups_of_a_stored_golden_set_are_read_on_demand(tmp_path) -> None:
-    many = [{"x": np.full((4, 4), index, np.float32)} for index in range(40)]
-    stored = freeze(many, SPECS, DIMS, Linear().run)
-    stored.save(tmp_path / "golden.safetensors")
+    many_fields = [{"x": np.full((4, 4), index, np.float32)} for index in range(40)]
+    stored_golden = freeze(many_fields, SPECS, DIMS, Linear().run)
+    stored_golden.save(tmp_path / "golden.safetensors")
     groups = Groups(GoldenSet.load(tmp_path / "golden.safetensors"))
     assert len(groups) == 32
     assert [float(groups[index]["x"][0, 0]) for index in (0, 31, -1)] == [0, 31, 31]

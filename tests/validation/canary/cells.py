@@ -47,19 +47,19 @@ class Cell:
 def both(ours: np.ndarray, theirs: np.ndarray, paired: bool = True, differs: Flags | None = None) -> CanaryEvidence:
     """Sides that answered everything, the same answers where they are paired."""
     times = np.arange(len(ours)) / PER_SECOND
-    same = np.zeros(len(ours), bool) if differs is None else differs
-    return CanaryEvidence(side(ours, time=times), side(theirs, time=times), paired, same if paired else None)
+    same_array = np.zeros(len(ours), bool) if differs is None else differs
+    return CanaryEvidence(side(ours, time=times), side(theirs, time=times), paired, same_array if paired else None)
 
 
 def of_kind(kind: str, slower: float = 0.0, paired: bool = True) -> Draw:
     """A kind of latency; the candidate's are longer by so much. Unpaired sides have different requests of one time."""
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
-        ours, theirs = DRAWN[kind](rng, count if paired else count * 20 // 19)
-        result = both(ours * (1 + slower), theirs, paired)
+        our_draw, their_draw = DRAWN[kind](rng, count if paired else count * 20 // 19)
+        result = both(our_draw * (1 + slower), their_draw, paired)
         if paired:
             return result
-        sides = [one.select(rng.random(len(one)) < 0.95) for one in (result.candidate, result.baseline)]
+        sides = [item.select(rng.random(len(item)) < 0.95) for item in (result.candidate, result.baseline)]
         return CanaryEvidence(sides[0], sides[1], False)
 
     return draw
@@ -102,8 +102,8 @@ def failing(ours: Callable[[Rng, int], Flags], theirs: Callable[[Rng, int], Flag
             side(noise(rng, count, 0.2), ~flags(rng, count), time=np.arange(count) / PER_SECOND)
             for flags in (ours, theirs)
         ]
-        answered = int((sides[0].ok & sides[1].ok).sum())
-        return CanaryEvidence(sides[0], sides[1], paired, np.zeros(answered, bool) if paired else None)
+        answered_number = int((sides[0].ok & sides[1].ok).sum())
+        return CanaryEvidence(sides[0], sides[1], paired, np.zeros(answered_number, bool) if paired else None)
 
     return draw
 
@@ -133,10 +133,10 @@ def slow_stretch(part: float) -> Draw:
     """Three times slower for one part of the run."""
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
-        ours, theirs, length = noise(rng, count, 0.2), noise(rng, count, 0.2), round(part * count)
+        our_noise, their_noise, length = noise(rng, count, 0.2), noise(rng, count, 0.2), round(part * count)
         start = int(rng.integers(count - length))
-        ours[start : start + length] *= 3
-        return both(ours, theirs)
+        our_noise[start : start + length] *= 3
+        return both(our_noise, their_noise)
 
     return draw
 
@@ -145,8 +145,8 @@ def slow_share(of: float, factor: float) -> Draw:
     """A share of the candidate's requests takes so many times as long."""
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
-        ours, theirs = noise(rng, count, 0.2), noise(rng, count, 0.2)
-        return both(np.where(rng.random(count) < of, factor, 1.0) * ours, theirs)
+        our_noise, their_noise = noise(rng, count, 0.2), noise(rng, count, 0.2)
+        return both(np.where(rng.random(count) < of, factor, 1.0) * our_noise, their_noise)
 
     return draw
 
@@ -155,12 +155,12 @@ def sized(slower: float, large: float = 0.1) -> Draw:
     """A part of the requests is sixteen times as large and takes four times as long; those are slower."""
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
-        big = rng.random(count) < large
-        size, base = np.where(big, 16.0, 1.0), np.where(big, 4.0, 1.0)
+        is_big = rng.random(count) < large
+        size, base = np.where(is_big, 16.0, 1.0), np.where(is_big, 4.0, 1.0)
         sides = [
-            Side(one.time, one.latency, one.ok, one.score, size)
-            for factor in (np.where(big, 1 + slower, 1.0), 1.0)
-            for one in [side(base * factor * noise(rng, count, 0.1), time=np.arange(count) / PER_SECOND)]
+            Side(one_side.time, one_side.latency, one_side.ok, one_side.score, size)
+            for factor in (np.where(is_big, 1 + slower, 1.0), 1.0)
+            for one_side in [side(base * factor * noise(rng, count, 0.1), time=np.arange(count) / PER_SECOND)]
         ]
         return CanaryEvidence(sides[0], sides[1], True, np.zeros(count, bool))
 
@@ -176,8 +176,8 @@ def scored(drop: float, draw_scores: Callable[[Rng, int], np.ndarray]) -> Draw:
     """The candidate's mean score is lower by so much; each side by itself."""
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
-        ours, theirs = (side(np.ones(count), score=draw_scores(rng, count) - less) for less in (drop, 0.0))
-        return CanaryEvidence(ours, theirs, True)
+        our_side, their_side = (side(np.ones(count), score=draw_scores(rng, count) - less) for less in (drop, 0.0))
+        return CanaryEvidence(our_side, their_side, True)
 
     return draw
 
@@ -191,9 +191,9 @@ def killed(rng: Rng, count: int) -> CanaryEvidence:
 
 def hung(rng: Rng, count: int) -> CanaryEvidence:
     """For the last minute each request of the candidate takes until a time-out of 30 s, and counts as answered."""
-    ours, theirs = noise(rng, count, 0.2), noise(rng, count, 0.2)
-    ours[-round(60 * PER_SECOND) :] = 150.0
-    return both(ours, theirs)
+    our_noise, their_noise = noise(rng, count, 0.2), noise(rng, count, 0.2)
+    our_noise[-round(60 * PER_SECOND) :] = 150.0
+    return both(our_noise, their_noise)
 
 
 CELLS: Mapping[str, Cell] = {
@@ -253,7 +253,7 @@ def verdict_in(cell: Cell, rng: Rng, replicates: int = 200) -> str:
         return judge(evidence, cell.limits, replicates=replicates).verdict
     for look in range(1, cell.looks + 1):
         stop = cell.count * look // cell.looks
-        sides = [one.select(np.arange(cell.count) < stop) for one in (evidence.candidate, evidence.baseline)]
+        sides = [item.select(np.arange(cell.count) < stop) for item in (evidence.candidate, evidence.baseline)]
         part = CanaryEvidence(sides[0], sides[1], evidence.paired, growing=True)
         if (result := judge(part, cell.limits, replicates=replicates).verdict) == "FAIL":
             return result

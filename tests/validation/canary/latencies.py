@@ -12,15 +12,15 @@ Kind = Callable[[Rng, int], Pair]
 def autoregressive(rng: Rng, count: int, memory: float, spread: float) -> np.ndarray:
     """AR(1), stationary: the sum of what each step leaves, in pieces that are short enough not to overflow."""
     steps = rng.normal(size=count) * spread * np.sqrt(1 - memory**2)
-    values, last = np.empty(count), float(rng.normal() * spread)
+    values, last_value = np.empty(count), float(rng.normal() * spread)
     size = max(1, min(count, int(500 / -np.log(memory)))) if memory > 0 else count
     if memory == 0:
         return steps
     for start in range(0, count, size):
         piece = steps[start : start + size]
         powers = memory ** np.arange(1, len(piece) + 1)
-        values[start : start + size] = powers * (last + np.cumsum(piece / powers))
-        last = float(values[start + len(piece) - 1])
+        values[start : start + size] = powers * (last_value + np.cumsum(piece / powers))
+        last_value = float(values[start + len(piece) - 1])
     return values
 
 
@@ -48,8 +48,8 @@ def shared(memory: float) -> Kind:
     """What the machine does happens to both."""
 
     def draw(rng: Rng, count: int) -> Pair:
-        both = autoregressive(rng, count, memory, 0.3)
-        return np.exp(both) * noise(rng, count, 0.05), np.exp(both) * noise(rng, count, 0.05)
+        both_array = autoregressive(rng, count, memory, 0.3)
+        return np.exp(both_array) * noise(rng, count, 0.05), np.exp(both_array) * noise(rng, count, 0.05)
 
     return draw
 
@@ -68,8 +68,8 @@ def load_steps(rng: Rng, count: int) -> np.ndarray:
 
 def regimes(rng: Rng, count: int) -> np.ndarray:
     """Two states of load, 20 % apart, that last 500 requests on average."""
-    slow = (np.cumsum(rng.random(count) < 1 / 500) + rng.integers(2)) % 2
-    return (1 + 0.2 * slow) * noise(rng, count, 0.1)
+    slow_sums = (np.cumsum(rng.random(count) < 1 / 500) + rng.integers(2)) % 2
+    return (1 + 0.2 * slow_sums) * noise(rng, count, 0.1)
 
 
 def sine(rng: Rng, count: int) -> np.ndarray:

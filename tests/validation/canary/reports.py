@@ -19,7 +19,7 @@ IDENTITY = EngineIdentity("tiny", target="cpu", precision="int8", backend="onnxr
 def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[ObservationTable, ObservationTable]:
     """Two sides in memory; the candidate has the fault."""
     evidence = pair_evidence(np.random.default_rng(seed), count, "shared", **fault)
-    differs = iter(evidence.differs if evidence.differs is not None else ())
+    different_iterator = iter(evidence.differs if evidence.differs is not None else ())
     names = ("candidate", "baseline")
     sides = [
         ObservationTable(
@@ -28,12 +28,12 @@ def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[O
         for name, version, digit in zip(names, "21", "ab", strict=True)
     ]
     for index in range(count):
-        both = evidence.candidate.ok[index] and evidence.baseline.ok[index]
-        distance = {"sqnr_db": 3.0 if next(differs) else 40.0, "flipped": False} if both else {}
-        for side, seen, extra in zip((evidence.candidate, evidence.baseline), sides, (distance, {}), strict=True):
-            ok = bool(side.ok[index])
-            line = {"time": index * 0.1, "latency": float(side.latency[index]) / 100, "ok": ok, "request": index}
-            add_to(seen, line | extra | ({} if ok else {"error": "out of memory"}))
+        both_mask = evidence.candidate.ok[index] and evidence.baseline.ok[index]
+        distance = {"sqnr_db": 3.0 if next(different_iterator) else 40.0, "flipped": False} if both_mask else {}
+        for side, seen_side, extra in zip((evidence.candidate, evidence.baseline), sides, (distance, {}), strict=True):
+            is_ok = bool(side.ok[index])
+            line = {"time": index * 0.1, "latency": float(side.latency[index]) / 100, "ok": is_ok, "request": index}
+            add_to(seen_side, line | extra | ({} if is_ok else {"error": "out of memory"}))
     for side, digit in zip(sides, "cd", strict=True):
         side.digest = digit * 64
     return sides[0], sides[1]

@@ -26,13 +26,13 @@ def pair_evidence(
     differing: float = 0.0,
 ) -> CanaryEvidence:
     """Interleaved requests; some fail on both sides, which says nothing about either."""
-    ours, theirs = KINDS[kind](rng, count)
-    broken = rng.random(count) < both_failing
-    alone = rng.random(count) < failing
-    candidate = side(ours * (1 + slower), ~(broken | alone))
-    baseline = side(theirs, ~broken)
-    both = candidate.ok & baseline.ok
-    return CanaryEvidence(candidate, baseline, True, rng.random(int(both.sum())) < differing)
+    our_series, their_series = KINDS[kind](rng, count)
+    is_broken = rng.random(count) < both_failing
+    is_alone = rng.random(count) < failing
+    candidate = side(our_series * (1 + slower), ~(is_broken | is_alone))
+    baseline = side(their_series, ~is_broken)
+    both_mask = candidate.ok & baseline.ok
+    return CanaryEvidence(candidate, baseline, True, rng.random(int(both_mask.sum())) < differing)
 
 
 @dataclass
@@ -65,8 +65,8 @@ class Engine:
 
     def run(self, inputs: Any) -> dict[str, np.ndarray]:
         self.seen.append(self.ticking.seconds)
-        slow = 1.03 if self.fault == "slow" else 1.0
-        self.ticking.seconds += self.seconds * slow * float(np.exp(self.rng.normal() * 0.1))
+        slow_value = 1.03 if self.fault == "slow" else 1.0
+        self.ticking.seconds += self.seconds * slow_value * float(np.exp(self.rng.normal() * 0.1))
         if self.fault == "errors" and self.rng.random() < 0.005:
             raise ModelError("out of memory")
         answer = {"a": inputs["x"] * 2 + 1, "b": 1 - inputs["x"]}

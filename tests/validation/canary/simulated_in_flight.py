@@ -25,37 +25,37 @@ def in_flight_evidence(
     load: arrivals, of those that would keep all servers busy; above 1 the queue grows as long as it lasts.
     slower: the candidate's latencies are all longer by that share.
     """
-    alone = np.exp(0.5 * 0.3**2)  # seconds that a request takes by itself, on average
-    busiest = servers / (alone * (1.0 + SHARED * (servers - 1)))
-    arrivals = np.cumsum(rng.exponential(1.0 / (busiest * load), count))
+    single_values = np.exp(0.5 * 0.3**2)  # seconds that a request takes by itself, on average
+    busiest_servers = servers / (single_values * (1.0 + SHARED * (servers - 1)))
+    arrivals = np.cumsum(rng.exponential(1.0 / (busiest_servers * load), count))
     latencies = np.empty((2, count))
-    state, first = 0.0, 0
+    state, first_number = 0.0, 0
     keeps, sd = MACHINES[machine]
-    cut = list(segments(count, servers))
-    for number, (start, stop) in enumerate(cut):
-        first = 1 - first if number % 2 else int(rng.integers(2))
+    cut_segments = list(segments(count, servers))
+    for number, (start, stop) in enumerate(cut_segments):
+        first_number = 1 - first_number if number % 2 else int(rng.integers(2))
         lead = min(start, servers)
-        for turn in (first, 1 - first):
+        for turn in (first_number, 1 - first_number):
             state, result = _segment(rng, arrivals[start - lead : stop], servers, state, keeps, sd)
             latencies[turn, start:stop] = result[lead:]
-    ours, theirs = (side(one, time=arrivals) for one in (latencies[0] * (1 + slower), latencies[1]))
-    segment = [number for number, (start, stop) in enumerate(cut) for _ in range(start, stop)]
-    same = np.zeros(count, bool)
-    return CanaryEvidence(ours, theirs, True, same, design_block=design_block(segment))
+    our_side, their_side = (side(latency, time=arrivals) for latency in (latencies[0] * (1 + slower), latencies[1]))
+    segment = [number for number, (start, stop) in enumerate(cut_segments) for _ in range(start, stop)]
+    same_array = np.zeros(count, bool)
+    return CanaryEvidence(our_side, their_side, True, same_array, design_block=design_block(segment))
 
 
 def _segment(
     rng: Rng, arrivals: Array, servers: int, state: float, keeps: float, sd: float
 ) -> tuple[float, list[float]]:
     """The machine's state behind it, and latencies: first come, first served by whichever server is free."""
-    free = [0.0] * servers
+    free_values = [0.0] * servers
     noise, news = rng.normal(0, 0.3, len(arrivals)), rng.normal(0, sd * np.sqrt(1 - keeps**2), len(arrivals))
     items = []
-    for at, one, new in zip(arrivals, noise, news, strict=True):
-        state = keeps * state + new
-        busy = sum(1 for end in free if end > at)
-        service = np.exp(one + state) * (1.0 + SHARED * busy)
-        end = max(at, free[0]) + service
-        heapreplace(free, end)
-        items.append(end - at)
+    for arrival, item, new_value in zip(arrivals, noise, news, strict=True):
+        state = keeps * state + new_value
+        busy_total = sum(1 for end in free_values if end > arrival)
+        service = np.exp(item + state) * (1.0 + SHARED * busy_total)
+        end = max(arrival, free_values[0]) + service
+        heapreplace(free_values, end)
+        items.append(end - arrival)
     return state, items

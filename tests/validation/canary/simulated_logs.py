@@ -77,8 +77,8 @@ def dying(
     times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
     counts = {name: int(after * count) if name == side else count for name in ("candidate", "baseline")}
     sides = [
-        log(name, times[: counts[name]], _noise(rng, counts[name]) * 0.02, named=True, ended=ended)
-        for name, ended in zip(counts, closed, strict=True)
+        log(name, times[: counts[name]], _noise(rng, counts[name]) * 0.02, named=True, ended=ended_count)
+        for name, ended_count in zip(counts, closed, strict=True)
     ]
     return Logs(sides[0], sides[1], ("FAIL", "INSUFFICIENT") if side == "candidate" else ("INSUFFICIENT",))
 
@@ -93,22 +93,22 @@ def dying_after_a_slow_answer(rng: Rng, count: int) -> Logs:
 def mirrored(rng: Rng, count: int, *, slower: float = 0.0, in_flight: int = 0) -> Logs:
     """The same requests to both, still being served; the last ones are not answered by the candidate yet."""
     times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
-    ours = log(
+    our_log = log(
         "candidate", times[: count - in_flight], _noise(rng, count - in_flight) * 0.02 * (1 + slower), named=True
     )
-    return Logs(ours, log("baseline", times, _noise(rng, count) * 0.02, named=True), ("FAIL",) if slower else EQUAL)
+    return Logs(our_log, log("baseline", times, _noise(rng, count) * 0.02, named=True), ("FAIL",) if slower else EQUAL)
 
 
 def apart(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
     """The baseline in the busy hours, the candidate in the quiet ones: nothing of it is the engine's."""
-    ours, theirs = arrivals(rng, count, 0, 8), arrivals(rng, count, 9, 17)
-    return _of_a_day(rng, ours, theirs, slower, ("INSUFFICIENT",))
+    our_arrivals, their_arrivals = arrivals(rng, count, 0, 8), arrivals(rng, count, 9, 17)
+    return _of_a_day(rng, our_arrivals, their_arrivals, slower, ("INSUFFICIENT",))
 
 
 def same_hours_of_two_days(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
     """From 9 to 17, the candidate a day later, when the machine was a tenth faster."""
-    ours, theirs = (arrivals(rng, count, 9, 17) for _ in "ab")
-    return _of_a_day(rng, ours + 24 * HOUR, theirs, slower - 0.1, ("INSUFFICIENT",))
+    our_arrivals, their_arrivals = (arrivals(rng, count, 9, 17) for _ in "ab")
+    return _of_a_day(rng, our_arrivals + 24 * HOUR, their_arrivals, slower - 0.1, ("INSUFFICIENT",))
 
 
 def hour_about(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
@@ -122,35 +122,35 @@ def halves(rng: Rng, count: int, *, slower: float = 0.0, drift: float = 0.0) -> 
     """Each request of a day goes to one side by chance. drift: how far the candidate's share is above one half in the
     quiet hours, and below it in the busy ones."""
     times = arrivals(rng, 2 * count, 0, 24)
-    mine = rng.random(len(times)) < 0.5 - drift * (load(times) - 1.0)
-    return _of_a_day(rng, times[mine], times[~mine], slower, ("FAIL", "INSUFFICIENT") if slower else EQUAL)
+    is_mine = rng.random(len(times)) < 0.5 - drift * (load(times) - 1.0)
+    return _of_a_day(rng, times[is_mine], times[~is_mine], slower, ("FAIL", "INSUFFICIENT") if slower else EQUAL)
 
 
 def split(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
     """Each request of an hour of even load goes to one side by chance."""
     times = MIDNIGHT + np.cumsum(rng.exponential(HOUR / (2 * count), 2 * count))
-    mine = rng.random(2 * count) < 0.5
-    ours, theirs = (
+    is_mine = rng.random(2 * count) < 0.5
+    our_log, their_log = (
         log(name, side, 0.02 * factor * _noise(rng, len(side)))
-        for name, side, factor in (("candidate", times[mine], 1.0 + slower), ("baseline", times[~mine], 1.0))
+        for name, side, factor in (("candidate", times[is_mine], 1.0 + slower), ("baseline", times[~is_mine], 1.0))
     )
-    return Logs(ours, theirs, ("FAIL",) if slower else EQUAL)
+    return Logs(our_log, their_log, ("FAIL",) if slower else EQUAL)
 
 
 def ramp(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
     """The candidate's share grows from a tenth to nine tenths in the course of a day, and its load with it."""
     times = arrivals(rng, 2 * count, 0, 24)
-    mine = rng.random(len(times)) < 0.1 + 0.8 * (times - times[0]) / (times[-1] - times[0])
-    return _of_a_day(rng, times[mine], times[~mine], slower, ("INSUFFICIENT",))
+    is_mine = rng.random(len(times)) < 0.1 + 0.8 * (times - times[0]) / (times[-1] - times[0])
+    return _of_a_day(rng, times[is_mine], times[~is_mine], slower, ("INSUFFICIENT",))
 
 
 def dying_half(rng: Rng, count: int) -> Logs:
     """Halves of a day, and the candidate stops in the evening: nobody names the requests that it never answered."""
     actual = halves(rng, count)
-    last = MIDNIGHT + 18 * HOUR
-    death = np.asarray(actual.candidate.time) < last
-    ours = log("candidate", np.asarray(actual.candidate.time)[death], np.asarray(actual.candidate.latency)[death])
-    return Logs(ours, actual.baseline, ("INSUFFICIENT",))
+    last_number = MIDNIGHT + 18 * HOUR
+    death = np.asarray(actual.candidate.time) < last_number
+    our_log = log("candidate", np.asarray(actual.candidate.time)[death], np.asarray(actual.candidate.latency)[death])
+    return Logs(our_log, actual.baseline, ("INSUFFICIENT",))
 
 
 def arrivals(rng: Rng, count: int, first: float, last: float) -> Array:

@@ -67,8 +67,8 @@ def test_held_answers_are_bounded_and_every_request_is_compared_once():
     assert answers.now <= 2 * ANSWER, "and next to none when it is over"
     assert [pair.request for pair in pairs] == list(range(REQUESTS))
     assert all(pair.difference.sqnr_db == EQUAL_DB and pair.candidate.output for pair in pairs)
-    planned = list(segments(REQUESTS, IN_FLIGHT, {100, 200, REQUESTS}))
-    assert len(sides[0].sent) > len(planned), "a segment that would hold more ends early"
+    planned_segments = list(segments(REQUESTS, IN_FLIGHT, {100, 200, REQUESTS}))
+    assert len(sides[0].sent) > len(planned_segments), "a segment that would hold more ends early"
 
 
 def test_small_answers_cause_no_cut(monkeypatch):

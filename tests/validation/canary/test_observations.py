@@ -108,29 +108,29 @@ def test_a_request_that_one_side_lost_counts_as_failed_there(tmp_path):
 
 @pytest.mark.parametrize("attempts", [({}, {"ok": False}), ({"latency": 9.0}, {}), ({"output": "cd" * 32}, {})])
 def test_attempts_of_the_candidate_count_and_the_baselines_are_kept(tmp_path, attempts):
-    rest, again = [line(index) for index in range(1, 2000)], [line(0, **changes) for changes in attempts]
+    rest, second_lines = [line(index) for index in range(1, 2000)], [line(0, **changes) for changes in attempts]
     end = json.dumps({"kind": "enginesmith-end", "requests": 2001})
-    spoilt, notes = evidence_of(*both(tmp_path, [*again, *rest, end], [line(0), *rest]), 15.0)
-    bad = not spoilt.candidate.ok[0], spoilt.candidate.latency[0] > 1, bool(spoilt.differs[0])
-    assert sum(bad) == 1 and "candidate.jsonl: 1 request observed again; the worst try counts" in notes[0]
+    spoilt, notes = evidence_of(*both(tmp_path, [*second_lines, *rest, end], [line(0), *rest]), 15.0)
+    bad_flags = not spoilt.candidate.ok[0], spoilt.candidate.latency[0] > 1, bool(spoilt.differs[0])
+    assert sum(bad_flags) == 1 and "candidate.jsonl: 1 request observed again; the worst try counts" in notes[0]
     assert spoilt.requests == 2000 and read_observations(tmp_path / "candidate.jsonl").merge_attempts(worst=True).ended
-    spared, notes = evidence_of(*both(tmp_path, [line(0), *rest], [*again, *rest]), 15.0)
+    spared, notes = evidence_of(*both(tmp_path, [line(0), *rest], [*second_lines, *rest]), 15.0)
     assert spared.baseline.ok.all() and spared.baseline.latency.max() < 1 and "the best try counts" in notes[0]
 
 
 def test_answers_are_compared_by_distance_or_digest(tmp_path):
-    other = "cd" * 32
-    ours = [line(0), line(1, output=other), line(2, output=other, sqnr_db=40.0)]
-    ours += [line(3, sqnr_db=3.0), line(4, ok=False)]
-    evidence, _ = evidence_of(*both(tmp_path, ours, [line(index) for index in range(5)]), 15.0)
+    other_text = "cd" * 32
+    our_lines = [line(0), line(1, output=other_text), line(2, output=other_text, sqnr_db=40.0)]
+    our_lines += [line(3, sqnr_db=3.0), line(4, ok=False)]
+    evidence, _ = evidence_of(*both(tmp_path, our_lines, [line(index) for index in range(5)]), 15.0)
     assert list(evidence.differs) == [False, True, False, True]
     evidence, _ = evidence_of(*both(tmp_path, [line(0, output=None)], [line(0)]), 15.0)
     assert evidence.differs is None
 
 
 def test_without_names_the_sides_are_judged_separately(tmp_path):
-    ours = [line(5, request=None, score=1.0), line(1, request=None, score=0.5)]
-    evidence, notes = evidence_of(*both(tmp_path, ours, [line(0)]), 15.0)
+    our_lines = [line(5, request=None, score=1.0), line(1, request=None, score=0.5)]
+    evidence, notes = evidence_of(*both(tmp_path, our_lines, [line(0)]), 15.0)
     assert not evidence.paired and list(evidence.candidate.time) == [1.0, 5.0] and "different requests" in notes[0]
     assert np.allclose(evidence.candidate.score, [0.5, 1.0]) and evidence.differs is None
     with pytest.raises(DataError, match="no request in common"):

@@ -27,15 +27,15 @@ def drawn(failed):
 
 def hostile(document):
     """Everything that somebody may have written, made hostile."""
-    seen = document.view
-    errors = tuple(replace(row, error=HOSTILE) for row in seen.errors)
-    worst = tuple(replace(row, request=HOSTILE) for row in seen.worst)
+    seen_view = document.view
+    errors = tuple(replace(row, error=HOSTILE) for row in seen_view.errors)
+    worst_rows = tuple(replace(row, request=HOSTILE) for row in seen_view.worst)
     sides = {
         side: replace(getattr(document, side), model=HOSTILE, version=HOSTILE, target=HOSTILE, backend=HOSTILE)
         for side in ("candidate", "baseline")
     }
     texts = {"reason": HOSTILE, "notes": (HOSTILE,), "thresholds_from": HOSTILE, "host": {HOSTILE: HOSTILE}}
-    view, traffic = replace(seen, errors=errors, worst=worst), replace(document.traffic, made=HOSTILE)
+    view, traffic = replace(seen_view, errors=errors, worst=worst_rows), replace(document.traffic, made=HOSTILE)
     return replace(document, view=view, traffic=traffic, **texts, **sides)
 
 
@@ -88,8 +88,8 @@ def test_a_canary_with_almost_no_requests_has_a_page(tmp_path):
 
 def test_equal_latencies_are_reported_as_equal(tmp_path):
     """What a clock of coarse steps leaves: no interval, and no '-100 % to +inf %'."""
-    ones = side(np.full(2000, 0.01))
-    verdicts = judge(CanaryEvidence(ones, ones, True), replicates=50)
+    other_side = side(np.full(2000, 0.01))
+    verdicts = judge(CanaryEvidence(other_side, other_side, True), replicates=50)
     line = (
         "latency p50: +0 % (without bounds), margin +2 %; 2000 requests can show no difference; 2000 of 2000 latencies"
     )
@@ -116,17 +116,17 @@ def test_an_interval_known_on_one_side_names_the_side():
     ],
 )
 def test_the_detectable_difference_is_a_sentence(count, message):
-    ones = side(np.ones(count))
-    result = judge(CanaryEvidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
+    other_side = side(np.ones(count))
+    result = judge(CanaryEvidence(other_side, other_side, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
     assert message in describe(result)
 
 
 def test_equal_answers_are_not_listed_as_most_different(failed):
-    seen = failed.view
-    rows = tuple(replace(row, sqnr_db=level) for row, level in zip(seen.worst, (-999.0, 3.0, 999.0), strict=False))
-    text = " ".join(Page(render(replace(failed, view=replace(seen, worst=rows)))).text.split())
+    seen_view = failed.view
+    rows = tuple(replace(row, sqnr_db=level) for row, level in zip(seen_view.worst, (-999.0, 3.0, 999.0), strict=False))
+    text = " ".join(Page(render(replace(failed, view=replace(seen_view, worst=rows)))).text.split())
     assert "nothing in common" in text and "3.0 dB" in text and "999" not in text
-    text = Page(render(replace(failed, view=replace(seen, worst=rows[2:])))).text
+    text = Page(render(replace(failed, view=replace(seen_view, worst=rows[2:])))).text
     assert "every answer that was compared is equal" in text
 
 

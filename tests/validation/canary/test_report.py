@@ -24,8 +24,8 @@ def bytes_of(document):
 
 def signed(document):
     """As a forger who knows the format would do it."""
-    bare = {key: value for key, value in document.items() if key != "digest"}
-    return bytes_of({**bare, "digest": digest_of(bare)})
+    bare_values = {key: value for key, value in document.items() if key != "digest"}
+    return bytes_of({**bare_values, "digest": digest_of(bare_values)})
 
 
 def test_a_report_survives_json(failed):
@@ -60,9 +60,9 @@ def test_a_newer_document_of_another_kind_is_no_report(failed):
 
 
 def test_a_contradictory_report_is_refused(failed):
-    whole = json.dumps(failed)
+    whole_text = json.dumps(failed)
     with pytest.raises(IntegrityError, match="'verdict' is given twice"):
-        read_report(f'{{"verdict": "PASS", {whole[1:]}'.encode())
+        read_report(f'{{"verdict": "PASS", {whole_text[1:]}'.encode())
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,22 @@ def test_a_report_without_a_part_is_refused(failed, missing):
 def test_a_plan_continues_only_with_the_same_engines(tmp_path, failed):
     first = read_report(report(tmp_path, 900, looks=Looks(9000)).to_bytes())
     assert first.verdict == "INSUFFICIENT" and (first.looks.planned, first.looks.requests) == (9000, (900,))
-    ours, theirs = observations(tmp_path, 40)
-    assert continue_looks(first, ours, theirs) == Looks(9000, (900,))
+    our_table, their_table = observations(tmp_path, 40)
+    assert continue_looks(first, our_table, their_table) == Looks(9000, (900,))
     with pytest.raises(InputError, match="another candidate"):
-        continue_looks(first, theirs, theirs)
+        continue_looks(first, their_table, their_table)
     with pytest.raises(InputError, match="already decided: FAIL"):
-        continue_looks(read_report(bytes_of(failed)), ours, theirs)
-    alone = read_report(report(tmp_path, 900).to_bytes())
+        continue_looks(read_report(bytes_of(failed)), our_table, their_table)
+    single_report = read_report(report(tmp_path, 900).to_bytes())
     with pytest.raises(InputError, match="spent the whole allowed error"):
-        continue_looks(alone, ours, theirs)
+        continue_looks(single_report, our_table, their_table)
 
 
 def test_mann_whitney_and_the_effect_size_are_computed():
     assert mann_whitney(np.array([3.0, 4.0]), np.array([1.0, 2.0])).cles == 1.0
-    same = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
+    whitney = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
     # Pairs: 9, of which the candidate is greater in 1, equal in 4.
-    assert same.u == 3.0 and same.cles == pytest.approx(3 / 9)
+    assert whitney.u == 3.0 and whitney.cles == pytest.approx(3 / 9)
     # Conover's example of 12 and 36 farm boys is out of reach here; by hand: ranks 1..6, U = 2, sd = sqrt(9 * 7 / 12).
     result = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
     assert result.u == 2.0 and result.z == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))

@@ -26,10 +26,10 @@ class VirtualTime:
 
     def sleep(self, duration: float) -> None:
         with self._moved:
-            wake = self.seconds + duration
-            self._waking.append(wake)
+            wake_seconds = self.seconds + duration
+            self._waking.append(wake_seconds)
             self._move()
-            self._moved.wait_for(lambda: self.seconds >= wake)
+            self._moved.wait_for(lambda: self.seconds >= wake_seconds)
 
     def leave(self) -> None:
         """A thread ends."""
@@ -40,7 +40,7 @@ class VirtualTime:
     def _move(self) -> None:
         if self._waking and len(self._waking) == self._threads:
             self.seconds = min(self._waking)
-            self._waking = [wake for wake in self._waking if wake > self.seconds]
+            self._waking = [wake_time for wake_time in self._waking if wake_time > self.seconds]
             self._moved.notify_all()
 
 
@@ -68,12 +68,12 @@ class Working:
 
     def run(self, inputs: Any) -> dict[str, np.ndarray]:
         with self._one:
-            now = self.time.seconds
+            current_seconds = self.time.seconds
             self._running += 1
-            self.seen.append((now, self._running))
+            self.seen.append((current_seconds, self._running))
             service = self.seconds * float(np.exp(self.rng.normal() * 0.1))
-            self._free = (max(now, self._free) if self.locked else now) + service
-            wait = self._free - now
+            self._free = (max(current_seconds, self._free) if self.locked else current_seconds) + service
+            wait = self._free - current_seconds
         self.time.sleep(wait)
         with self._one:
             self._running -= 1
@@ -100,7 +100,7 @@ class Threads:
             time.leave()
 
         run_threads([work] * self._in_flight)
-        return [one for one in result[segment.lead :] if one is not None]
+        return [item for item in result[segment.lead :] if item is not None]
 
 
 def poisson_traffic(count: int, gap: float, seed: int = 0) -> RecordedTraffic:

@@ -27,17 +27,17 @@ def test_batches_between_timed_ones_are_interpolated_with_more_uncertainty():
 
 
 def test_another_process_may_be_slower_within_the_spread_of_processes():
-    calm, apart = (
+    calm_times, separate_times = (
         batch_times([bucket(0.001, spread, batch=1)], "batch", {}, 1).half[0]
         for spread in ((1.0, 1.001, 0.999), (1.0, 1.1, 0.9))
     )
-    assert apart > 20 * calm
+    assert separate_times > 20 * calm_times
     assert batch_times([bucket(0.001, (), batch=1)], "batch", {}, 1).half[0] >= ONE_PROCESS
 
 
 def test_only_times_at_the_wanted_sizes_count_if_sufficient():
-    timed = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
-    actual = batch_times(timed, "batch", {"length": 64}, 8)
+    timed_buckets = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
+    actual = batch_times(timed_buckets, "batch", {"length": 64}, 8)
     assert actual.curves[7, 50] == pytest.approx(0.001 * 8 * 64, rel=0.01)
 
 
@@ -69,8 +69,8 @@ def test_batches_below_the_minimum_cost_the_smallest():
 
 
 def test_of_two_times_of_a_size_the_newer_counts():
-    merged = merge_buckets([[bucket(1.0, batch=1), bucket(2.0, batch=2)], [bucket(3.0, batch=1)]])
-    assert {one.sizes["batch"]: one.mean_s for one in merged} == {1: 3.0, 2: 2.0}
+    merged_latencies = merge_buckets([[bucket(1.0, batch=1), bucket(2.0, batch=2)], [bucket(3.0, batch=1)]])
+    assert {latency.sizes["batch"]: latency.mean_s for latency in merged_latencies} == {1: 3.0, 2: 2.0}
 
 
 def test_a_servers_overhead_is_added_to_each_batch_and_request():
@@ -80,6 +80,6 @@ def test_a_servers_overhead_is_added_to_each_batch_and_request():
 
 def test_an_interval_ends_near_the_fastest_and_the_slowest_run():
     actual = batch_times([bucket(0.001, (1.0, 1.0, 30.0), batch=1)], "batch", {}, 1)
-    slow, same, fast = (actual.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
-    assert actual.half[0] > 3 and same == pytest.approx(0.001)
-    assert slow == pytest.approx(1.5 * 0.0011) and fast == pytest.approx(0.0009 / 1.5)
+    slow_time, same_time, fast_time = (actual.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
+    assert actual.half[0] > 3 and same_time == pytest.approx(0.001)
+    assert slow_time == pytest.approx(1.5 * 0.0011) and fast_time == pytest.approx(0.0009 / 1.5)

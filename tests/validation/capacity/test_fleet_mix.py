@@ -12,14 +12,14 @@ from validation.capacity.machines import MachineOffer, cheapest_mix
 
 def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | None:
     """The least cost of all mixes."""
-    best = None
+    best_cost = None
     for numbers in product(*(range((offer.count or 0) + 1) for offer in offers)):
         rates = sorted(offer.rate for offer, number in zip(offers, numbers, strict=True) for _ in range(number))
         remaining_rates = rates[: len(rates) - spare]
         if len(rates) > spare and sum(remaining_rates) >= rate - 1e-9:
             cost = sum(number * offer.per_hour for offer, number in zip(offers, numbers, strict=True))
-            best = cost if best is None else min(best, cost)
-    return best
+            best_cost = cost if best_cost is None else min(best_cost, cost)
+    return best_cost
 
 
 @settings(max_examples=150, deadline=None)
@@ -29,7 +29,7 @@ def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | 
     st.integers(0, 1),
 )
 def test_the_mix_is_the_cheapest_of_all(kinds, rate, spare):
-    offers = [MachineOffer(str(at), float(r), p / 10, n) for at, (r, p, n) in enumerate(kinds)]
+    offers = [MachineOffer(str(index), float(r), p / 10, n) for index, (r, p, n) in enumerate(kinds)]
     expected, result = brute_force(offers, rate, spare), cheapest_mix(offers, rate, spare)
     assert (result is None) == (expected is None)
     if result is not None:
@@ -50,7 +50,7 @@ def test_with_one_machine_lost_a_fleet_of_small_ones_is_cheaper():
 def test_large_fleets_of_many_kinds_with_close_prices_are_quick():
     rng = np.random.default_rng(0)
     offers = [
-        MachineOffer(str(at), float(rate), round(float(rate) * 0.01 * float(rng.uniform(0.99, 1.01)), 4), 2000)
-        for at, rate in enumerate(rng.uniform(5, 300, 8))
+        MachineOffer(str(index), float(rate), round(float(rate) * 0.01 * float(rng.uniform(0.99, 1.01)), 4), 2000)
+        for index, rate in enumerate(rng.uniform(5, 300, 8))
     ]
     assert cheapest_mix(offers, 100_000.0, spare=1) is not None

@@ -35,8 +35,8 @@ def exact_md1(service: float, limit: float, p: float) -> float:
 
     low, high = 0.0, 1.0
     for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) >= p else (low, middle)
+        middle_low = (low + high) / 2
+        low, high = (middle_low, high) if within(middle_low) >= p else (low, middle_low)
     return low / service
 
 
@@ -74,19 +74,19 @@ def test_no_rate_keeps_a_limit_below_the_fastest_run():
 
 
 def test_uncertain_times_widen_the_interval_by_about_as_much():
-    sure, unsure = (
+    sure_rate, unsure_rate = (
         find_greatest_rate(WORK, [constant(0.001, half=half)], LatencyLimit(0.05), ALONE).rate for half in (0.0, 0.1)
     )
-    assert sure.high / sure.low < 1.1 and unsure.value == pytest.approx(sure.value, rel=0.02)
-    assert 1.15 < unsure.high / unsure.low < 1.4
+    assert sure_rate.high / sure_rate.low < 1.1 and unsure_rate.value == pytest.approx(sure_rate.value, rel=0.02)
+    assert 1.15 < unsure_rate.high / unsure_rate.low < 1.4
 
 
 def test_batches_raise_the_rate_if_cheaper_than_their_parts():
     times = [constant(*(0.001 + 0.0001 * size for size in range(1, 9)))]
     limit = LatencyLimit(0.02)
     greatest_rate = find_greatest_rate(WORK, times, limit, policies_to_try(limit, (1, 4, 8), None))
-    alone = find_greatest_rate(WORK, times, limit, ALONE)
-    assert greatest_rate.policy.most == 8 and greatest_rate.rate.value > 4 * alone.rate.value
+    single_rate = find_greatest_rate(WORK, times, limit, ALONE)
+    assert greatest_rate.policy.most == 8 and greatest_rate.rate.value > 4 * single_rate.rate.value
     assert greatest_rate.rate.value <= saturation(WORK[0], times, BatchPolicy(8)) == pytest.approx(8 / 0.0018, rel=0.01)
 
 
@@ -99,27 +99,27 @@ def test_a_stated_wait_is_used_and_a_batch_of_one_never_waits():
 def test_a_rate_counts_only_if_all_lower_ones_keep_the_limit():
     """Batches of 32 fill within milliseconds when the machine is full; with fewer requests each waits for its time."""
     times, limit = [constant(*(0.001 + 0.0005 * size for size in range(1, 33)))], LatencyLimit(0.05)
-    short, middle, long = (
+    short_rate, middle_rate, long_rate = (
         find_greatest_rate(WORK, times, limit, [BatchPolicy(32, wait)]) for wait in (0.01, 0.04, 0.0495)
     )
-    assert short.rate.value > 1700
+    assert short_rate.rate.value > 1700
     # Some 17 requests within 40 ms run for 9.5 ms: of more, the first one of a batch is late.
-    assert 150 < middle.rate.value < 500 and middle.rate.high < 1000
-    assert long is None, "even a request alone, which runs for 1.5 ms, is late"
-    best = find_greatest_rate(WORK, times, limit, [BatchPolicy(32, wait) for wait in (0.04, 0.01)])
-    assert best.policy.wait_s == 0.01 and best.rate.value == pytest.approx(short.rate.value, rel=0.02)
+    assert 150 < middle_rate.rate.value < 500 and middle_rate.rate.high < 1000
+    assert long_rate is None, "even a request alone, which runs for 1.5 ms, is late"
+    best_rate = find_greatest_rate(WORK, times, limit, [BatchPolicy(32, wait) for wait in (0.04, 0.01)])
+    assert best_rate.policy.wait_s == 0.01 and best_rate.rate.value == pytest.approx(short_rate.rate.value, rel=0.02)
 
 
 def test_bursty_traffic_needs_more_machines_than_poisson_traffic():
     rng = np.random.default_rng(0)
-    gaps = np.concatenate([rng.exponential(0.2 if at % 10 == 0 else 1.8, 400) for at in range(20)])
-    at = np.concatenate([[0.0], np.cumsum(gaps[1:])])
-    ones, zeros = np.ones(len(at), np.int64), np.zeros(len(at), np.int64)
-    bursty = [recorded_workload(at, ones, zeros, seed, 9000) for seed in range(2)]
-    assert [len(work) for work in bursty] == [9000, 9000]
-    assert bursty[0].at[-1] / len(bursty[0]) == pytest.approx(1.0, rel=0.15)
+    gaps = np.concatenate([rng.exponential(0.2 if array % 10 == 0 else 1.8, 400) for array in range(20)])
+    array = np.concatenate([[0.0], np.cumsum(gaps[1:])])
+    other_array, zeros = np.ones(len(array), np.int64), np.zeros(len(array), np.int64)
+    workloads = [recorded_workload(array, other_array, zeros, seed, 9000) for seed in range(2)]
+    assert [len(work) for work in workloads] == [9000, 9000]
+    assert workloads[0].at[-1] / len(workloads[0]) == pytest.approx(1.0, rel=0.15)
     limit = LatencyLimit(0.01)
-    rates = [find_greatest_rate(work, [constant(0.001)], limit, ALONE).rate.value for work in (WORK[:2], bursty)]
+    rates = [find_greatest_rate(work, [constant(0.001)], limit, ALONE).rate.value for work in (WORK[:2], workloads)]
     assert rates[1] < 0.6 * rates[0]
 
 

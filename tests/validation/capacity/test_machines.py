@@ -7,10 +7,10 @@ from validation.capacity.machines import CapacityDemand, cost_per_million, count
 
 def test_a_throughput_of_eighteen_tenths_needs_23_machines_instead_of_40():
     demand = CapacityDemand(800.0)
-    before, now = count_machines(20.0, demand), count_machines(1.8 * 20.0, demand)
-    assert (before, now) == (40, 23)
-    assert cost_per_million(before, 0.71, 800) == pytest.approx(9.861, abs=0.001)
-    assert cost_per_million(now, 0.71, 800) == pytest.approx(5.670, abs=0.001)
+    count_before, current_count = count_machines(20.0, demand), count_machines(1.8 * 20.0, demand)
+    assert (count_before, current_count) == (40, 23)
+    assert cost_per_million(count_before, 0.71, 800) == pytest.approx(9.861, abs=0.001)
+    assert cost_per_million(current_count, 0.71, 800) == pytest.approx(5.670, abs=0.001)
 
 
 def test_headroom_reserves_a_share_of_each_machine():

@@ -56,10 +56,10 @@ def test_an_output_that_varies_is_measured(run):
 
 
 def test_a_single_sample_varies_by_its_elements():
-    one = [{"x": np.ones((1, 3), np.float32)}]
+    fields = [{"x": np.ones((1, 3), np.float32)}]
 
     def found(value):
-        return [*unmeasured_checks(freeze(one, SPECS, [], lambda _: {"y": np.array([value])}), {})]
+        return [*unmeasured_checks(freeze(fields, SPECS, [], lambda _: {"y": np.array([value])}), {})]
 
     assert found([1.0, 2.0]) == found([3.7]) == []
     assert [check.note[:10] for check in (*found([0.0]), *found([2.0, 2.0]))] == ["0 througho", "2 througho"]

@@ -59,8 +59,8 @@ def test_a_class_that_is_never_chosen_fails() -> None:
 
 
 def test_near_ties_of_rare_classes_are_allowed() -> None:
-    lost, most = lost_classes(dict.fromkeys(range(100), 1), {3: 1, 50: 1})
-    assert lost == [3, 50] and 10 < most < 25
+    lost_counts, count = lost_classes(dict.fromkeys(range(100), 1), {3: 1, 50: 1})
+    assert lost_counts == [3, 50] and 10 < count < 25
     assert lost_classes({1: 6, 2: 400}, {1: 6}) == ([1], 0)
     assert lost_classes({1: 40, 2: 400}, {1: 19})[0] == []
 
@@ -86,8 +86,8 @@ def test_a_limit_in_the_spec_replaces_all() -> None:
 def test_ids_of_near_ties_may_change_and_lost_ones_may_not() -> None:
     ids = np.arange(200) % 5
     assert NearTies().limit("golden", 48) == pytest.approx(1 - 3 / 48, abs=1e-4) and NearTies().limit("golden", 0) == 1
-    near = np.where(np.arange(200) < 2, 4, ids)
-    (check,) = checks_of(ids, near).values()
+    near_array = np.where(np.arange(200) < 2, 4, ids)
+    (check,) = checks_of(ids, near_array).values()
     assert check.passed and check.name == "max_classes_lost"
     (check,) = checks_of(ids, np.where(ids == 3, 4, ids)).values()
     assert not check.passed
@@ -97,15 +97,15 @@ def test_a_label_without_a_token_fails_and_padding_does_not_count() -> None:
     mask = (np.arange(12) < RNG.integers(3, 12, size=(48, 1))).astype(np.int64)
     expected = logits(np.random.default_rng(2).integers(9, size=48 * 12), 9).reshape(48, 12, 9)
     inputs = {"token_type_ids": 0 * mask, "attention_mask": mask}
-    for actual, right in (
+    for actual, is_right in (
         (np.where(np.arange(9) == 8, -20, expected), False),
         (np.where(mask[..., None], expected, 0), True),
     ):
         comparison, case = StageComparison("quantization", None, {}), Case("0", "golden", inputs, {})
         comparison.add(case, {"y": expected}, {"y": actual.astype(np.float32)})
-        classes, changed, *_ = decision_checks(comparison.usual(), (), {})
-        assert f"of {mask.sum()} decisions" in changed.note
-        assert classes.passed == changed.passed == right and (": 8;" in classes.note) != right
+        classes, changed_check, *_ = decision_checks(comparison.usual(), (), {})
+        assert f"of {mask.sum()} decisions" in changed_check.note
+        assert classes.passed == changed_check.passed == is_right and (": 8;" in classes.note) != is_right
 
 
 def test_boxes_and_features_with_large_columns_are_no_tokens() -> None:
@@ -117,9 +117,9 @@ def test_boxes_and_features_with_large_columns_are_no_tokens() -> None:
 
 def single(rows: int, tokens: int) -> tuple[Array, Array]:
     """The logit of each token, of which one in six is of the class, and the mask of tokens."""
-    drawn = np.random.default_rng(5)
-    sides = np.where(drawn.random((rows, tokens)) < 1 / 6, 3.0, -5.0) + drawn.normal(size=(rows, tokens))
-    return sides, (np.arange(tokens) < drawn.integers(3, tokens + 1, size=(rows, 1))).astype(np.int64)
+    rng = np.random.default_rng(5)
+    sides = np.where(rng.random((rows, tokens)) < 1 / 6, 3.0, -5.0) + rng.normal(size=(rows, tokens))
+    return sides, (np.arange(tokens) < rng.integers(3, tokens + 1, size=(rows, 1))).astype(np.int64)
 
 
 def compared(expected: Array, actual: Array, inputs: dict[str, Array], batch: int) -> dict[str, Check]:
@@ -144,12 +144,12 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_class_of_two_without_a_token_fails(form, batch: int) -> None:
     logit, mask = single(48, 12)
-    near = logit + 0.05 * np.random.default_rng(6).normal(size=logit.shape)
-    lost = np.where(mask, np.minimum(logit, -0.5), 9)
-    for actual, right in ((near, True), (lost, False)):
+    near_logit = logit + 0.05 * np.random.default_rng(6).normal(size=logit.shape)
+    lost_array = np.where(mask, np.minimum(logit, -0.5), 9)
+    for actual, is_right in ((near_logit, True), (lost_array, False)):
         result = compared(FORMS[form](logit), FORMS[form](actual), {"ids": 7 * mask, "attention_mask": mask}, batch)
         assert f"of {mask.sum()} decisions" in result["max_decisions_changed"].note
-        assert result["max_classes_lost"].passed == result["max_decisions_changed"].passed == right
+        assert result["max_classes_lost"].passed == result["max_decisions_changed"].passed == is_right
 
 
 @pytest.mark.parametrize("batch", [1, 48])
@@ -164,12 +164,12 @@ def test_a_class_of_two_without_a_sample_fails(form, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 48])
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1.5, 1.7, 2.0, 3.0])
 def test_numbers_around_zero_without_a_gap_are_no_decisions(mean: float, batch: int) -> None:
-    drawn, mask = np.random.default_rng(7), np.ones((48, 12), np.int64)
+    rng, mask = np.random.default_rng(7), np.ones((48, 12), np.int64)
     for rows in (
-        drawn.normal(mean, size=(48, 12, 1)),
-        drawn.uniform(-1, 1 + mean, size=(48, 12)),
-        mean + drawn.normal(size=48),
+        rng.normal(mean, size=(48, 12, 1)),
+        rng.uniform(-1, 1 + mean, size=(48, 12)),
+        mean + rng.normal(size=48),
     ):
         inputs = {"ids": mask} if rows.ndim > 1 else {"x": np.zeros((48, 8))}
-        result = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs, batch)
+        result = compared(rows, rows + 0.3 * rng.normal(size=rows.shape), inputs, batch)
         assert all(check.limit is None for check in result.values())

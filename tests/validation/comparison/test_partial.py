@@ -41,8 +41,8 @@ def test_the_comparison_ends_at_the_first_case_over_the_total_limit(golden):
 
 @pytest.mark.parametrize("metric", ["sqnr_db", "centered_sqnr_db"])
 def test_an_error_that_other_cases_compensate_passes(golden, metric):
-    whole = golden_drifts(golden)["y"]
-    energy = {"sqnr_db": whole.expected_sq, "centered_sqnr_db": whole.centered_sq}[metric]
+    whole_drifts = golden_drifts(golden)["y"]
+    energy = {"sqnr_db": whole_drifts.expected_sq, "centered_sqnr_db": whole_drifts.centered_sq}[metric]
     error = 0.5
     at_best = 10 * np.log10(energy / (4 * error**2))
     assert failed(golden, Noisy(error, {1}), metric, at_best - 0.01) is None

@@ -35,13 +35,13 @@ def failed(expected, actual, kinds=None) -> set[str]:
 
 def with_rows(outputs, change) -> dict[str, np.ndarray]:
     """Rows, changed by a function of them, in the order of their scores."""
-    changed = change({name: array.copy() for name, array in outputs.items()})
-    order = np.argsort(-changed["scores"], axis=1, kind="stable")
-    moved = {
-        name: np.take_along_axis(changed[name], order[..., None] if name == "boxes" else order, 1)
+    changed_golden = change({name: array.copy() for name, array in outputs.items()})
+    order = np.argsort(-changed_golden["scores"], axis=1, kind="stable")
+    moved_axes = {
+        name: np.take_along_axis(changed_golden[name], order[..., None] if name == "boxes" else order, 1)
         for name in ("boxes", "scores", "classes")
     }
-    return {**moved, "count": (changed["scores"] > 0.25).sum(axis=1, keepdims=True)}
+    return {**moved_axes, "count": (changed_golden["scores"] > 0.25).sum(axis=1, keepdims=True)}
 
 
 def noisy(outputs):
@@ -95,8 +95,8 @@ def test_near_ties_may_swap_and_lost_rows_fail(change, check, packed) -> None:
 def test_lists_of_other_lengths_are_compared_by_their_matches() -> None:
     rows = np.stack([np.zeros(60), np.arange(60) % 3, np.arange(60) * 7 % 30], axis=1).astype(np.int64)
     assert not failed({"selected": rows}, {"selected": rows[np.arange(60) != 7][::-1]}, {"selected": "all"})
-    lost = failed({"selected": rows}, {"selected": rows[rows[:, 1] < 2]}, {"selected": "all"})
-    assert lost == {"max_selected_changed", "max_classes_lost"}
+    failed_checks = failed({"selected": rows}, {"selected": rows[rows[:, 1] < 2]}, {"selected": "all"})
+    assert failed_checks == {"max_selected_changed", "max_classes_lost"}
     assert "max_selected_changed" in failed({"selected": rows}, {"selected": rows[:0]}, {"selected": "all"})
 
 
@@ -113,7 +113,7 @@ def test_selected_rows_are_found_in_the_graph() -> None:
     outputs = "float[batch,5] values, int64[batch,5] ids, int64[batch,1] count, float[batch,5] mixed"
     result = graph(top, outputs, "float[batch,8] first, float[5,5] w")
     assert find_selected(result) == {"values": "each", "ids": "each", "count": "count"}
-    alone = graph("values, ids = TopK(first, k)", "int64[batch,5] ids", "float[batch,8] first")
-    assert find_selected(alone) == {}, "the order of ids is all that they say"
+    single_graph = graph("values, ids = TopK(first, k)", "int64[batch,5] ids", "float[batch,8] first")
+    assert find_selected(single_graph) == {}, "the order of ids is all that they say"
     metric = DetectionMetric("values", floor=0.9, decides=("int8",))
     assert selected_of(result, {"argmax_agreement": 0.9}, ()) == selected_of(result, {}, (metric,)) == {}

@@ -27,12 +27,12 @@ def test_the_first_case_runs_twice_on_the_reference_if_there_is_one(referred):
         runs.append(inputs["x"])
         return original(inputs)
 
-    counted, once = [], []
-    twice, single = Fake(lambda i: answer(i, counted)), Fake(lambda i: answer(i, once))
+    count_log, call_log = [], []
+    twice, single = Fake(lambda i: answer(i, count_log)), Fake(lambda i: answer(i, call_log))
     cases = golden().cases
     drift_checks("engine", twice if referred else None, single if referred else twice, golden(), Budget(max_abs=0))
-    assert len(counted) == len(cases) + 1 and counted[0] is counted[1] and counted[1] is not counted[2]
-    assert len(once) == (len(cases) if referred else 0)
+    assert len(count_log) == len(cases) + 1 and count_log[0] is count_log[1] and count_log[1] is not count_log[2]
+    assert len(call_log) == (len(cases) if referred else 0)
 
 
 def test_values_without_a_limit_are_reported():
@@ -87,9 +87,9 @@ def test_non_finite_values_never_pass(bad):
 
 
 def test_a_nan_reference_never_passes():
-    frozen = freeze([{"x": np.ones((1, 3), np.float32)}], SPECS, [], lambda i: {"y": i["x"] * np.nan})
+    frozen_golden = freeze([{"x": np.ones((1, 3), np.float32)}], SPECS, [], lambda i: {"y": i["x"] * np.nan})
     nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
-    assert not by_name(expected_checks("engine", nan, frozen, Budget()))["nonfinite"].passed
+    assert not by_name(expected_checks("engine", nan, frozen_golden, Budget()))["nonfinite"].passed
 
 
 def test_a_reference_that_raises_raises():
@@ -120,7 +120,7 @@ def classes(inputs):
 
 @pytest.mark.parametrize(("limit", "passes"), [(None, False), (0.99, False), (0.5, True)])
 def test_integer_outputs_must_be_equal_unless_a_share_is_allowed(limit, passes):
-    frozen = freeze([{"x": np.eye(3, dtype=np.float32)}], SPECS, [], classes)
-    other = Fake(lambda i: {"y": np.array([0, 1, 1])})
-    check = by_name(expected_checks("engine", other, frozen, Budget(argmax_agreement=limit)))["agreement"]
+    frozen_golden = freeze([{"x": np.eye(3, dtype=np.float32)}], SPECS, [], classes)
+    other_runner = Fake(lambda i: {"y": np.array([0, 1, 1])})
+    check = by_name(expected_checks("engine", other_runner, frozen_golden, Budget(argmax_agreement=limit)))["agreement"]
     assert check.passed is passes and check.value == pytest.approx(2 / 3)

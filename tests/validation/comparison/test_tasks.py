@@ -63,8 +63,8 @@ def test_accuracy_is_over_all_golden_cases_in_order():
 def test_a_pass_on_few_samples_gives_the_sufficient_number():
     check = only(Fake(original), golden(), decisions(0.95))
     assert check.passed and check.value == 1.0
-    needed = "59 samples without an error would be needed to show 0.95"
-    assert check.note == f"8 of 8: the true share is at least 0.69, with 95 % confidence; {needed}"
+    needed_text = "59 samples without an error would be needed to show 0.95"
+    assert check.note == f"8 of 8: the true share is at least 0.69, with 95 % confidence; {needed_text}"
     assert "needed to show" not in only(Fake(original), golden(), decisions(0.6)).note
 
 
@@ -129,20 +129,20 @@ def scaled(inputs):
 
 
 def test_a_deciding_metric_replaces_drift_limits():
-    frozen, metrics = golden(), [decisions(decides=True)]
-    drift = drift_checks("engine", None, Fake(scaled), frozen, Budget(sqnr_db=40.0, max_rel=1e-3, cosine=0.999))
-    broken = {(check.name, check.case): check.limit for check in drift if not check.passed}
-    assert {name for name, _ in broken} == {"sqnr_db", "max_rel"}
+    frozen_golden, metrics = golden(), [decisions(decides=True)]
+    drift = drift_checks("engine", None, Fake(scaled), frozen_golden, Budget(sqnr_db=40.0, max_rel=1e-3, cosine=0.999))
+    broken_limits = {(check.name, check.case): check.limit for check in drift if not check.passed}
+    assert {name for name, _ in broken_limits} == {"sqnr_db", "max_rel"}
     assert lift_limits(drift, [decisions()]) == list(drift)
-    lifted = lift_limits(drift, metrics)
-    assert {(check.name, check.case): check.waived for check in lifted if check.waived} == broken
-    assert [check.value for check in lifted] == [check.value for check in drift]
-    assert all(check.limit == 0.999 for check in lifted if check.name == "cosine")
-    verdict, reason = judge([*lifted, *task_checks(Fake(scaled), frozen, metrics)])
+    lifted_checks = lift_limits(drift, metrics)
+    assert {(check.name, check.case): check.waived for check in lifted_checks if check.waived} == broken_limits
+    assert [check.value for check in lifted_checks] == [check.value for check in drift]
+    assert all(check.limit == 0.999 for check in lifted_checks if check.name == "cosine")
+    verdict, reason = judge([*lifted_checks, *task_checks(Fake(scaled), frozen_golden, metrics)])
     assert verdict == "proven"
     assert "judged by top_k 1 (golden.metric decides), not by engine max_rel of y 0.25 (limit 0.001)" in reason
-    wrong = Fake(lambda i: {"y": -i["x"]})
-    assert judge([*lifted, *task_checks(wrong, frozen, metrics)])[0] == "failed"
+    wrong_runner = Fake(lambda i: {"y": -i["x"]})
+    assert judge([*lifted_checks, *task_checks(wrong_runner, frozen_golden, metrics)])[0] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_a_deciding_metric_checks_the_edges_too():
         return {"y": inputs["x"] * (-2 if len(inputs["x"]) == 8 else 2)}
 
     assert only(Fake(large_is_wrong), golden(), decisions()).passed
-    one, edges = task_checks(Fake(large_is_wrong), golden(right_labels()), [accuracy(0.9, decides=True)])
-    assert one.passed and (edges.case, edges.passed, edges.limit) == ("edges", False, pytest.approx(0.8))
+    check, edges = task_checks(Fake(large_is_wrong), golden(right_labels()), [accuracy(0.9, decides=True)])
+    assert check.passed and (edges.case, edges.passed, edges.limit) == ("edges", False, pytest.approx(0.8))
 
 
 def shifted(inputs):
@@ -249,20 +249,20 @@ def test_labels_without_a_class_in_the_output_are_reported(metric, first, have):
         return {"y": inputs["x"]}
 
     x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
-    labelled = freeze([{"x": x}], SPECS, DIMS, scores, first + np.arange(8))
+    labelled_golden = freeze([{"x": x}], SPECS, DIMS, scores, first + np.arange(8))
     with pytest.raises(DataError, match=re.escape(f"labels are {have}, the output has 3 classes, which are 0..2")):
-        task_checks(Fake(scores), labelled, [replace(metric, against="labels")])
+        task_checks(Fake(scores), labelled_golden, [replace(metric, against="labels")])
 
 
 def test_a_floor_by_labels_applies_per_class():
     x = np.eye(10, dtype=np.float32)[np.array([*(np.arange(144) % 9), 9, 9, 9, 9])]
     specs = [replace(SPECS[0], shape=("batch", 10))]
     labels = x.argmax(1)
-    frozen = freeze([{"x": x}], specs, (), lambda inputs: {"y": inputs["x"]}, labels)
+    frozen_golden = freeze([{"x": x}], specs, (), lambda inputs: {"y": inputs["x"]}, labels)
 
     def loses(rows):
         return Fake(lambda inputs: {"y": np.where(np.isin(np.arange(len(x)), rows)[:, None], 1 - x, x)})
 
-    lost = only(loses([144, 145, 146, 147]), frozen, accuracy(0.9))
+    lost = only(loses([144, 145, 146, 147]), frozen_golden, accuracy(0.9))
     assert lost.value > 0.95 and not lost.passed and "lose over half of their right answers: 9" in lost.note
-    assert only(loses([0, 1, 2, 3]), frozen, accuracy(0.9)).passed, "one of sixteen each"
+    assert only(loses([0, 1, 2, 3]), frozen_golden, accuracy(0.9)).passed, "one of sixteen each"

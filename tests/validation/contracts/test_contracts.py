@@ -38,9 +38,9 @@ LOOSE = {"bitwise": {"runs": 3}}
 
 def tail(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The last position of a batch of two or more is off by a few units in the last place."""
-    moved = y.copy()
-    moved[1:][-1:] *= np.float32(1 + 4e-7)
-    return moved
+    moved_values = y.copy()
+    moved_values[1:][-1:] *= np.float32(1 + 4e-7)
+    return moved_values
 
 
 def test_a_deterministic_engine_passes_a_bitwise_contract(golden: GoldenSet) -> None:
@@ -61,9 +61,9 @@ def test_a_nondeterministic_op_breaks_bitwise(golden: GoldenSet) -> None:
 
 
 def test_dependence_on_the_position_is_measured_and_fails_if_bits_must_be_equal(golden: GoldenSet) -> None:
-    loose = checked(golden, LOOSE, tail)
-    assert failed(loose) == []
-    assert "other bits" in loose["batch position"].note and 100 < (loose["batch position"].value or 0) < 140
+    checks = checked(golden, LOOSE, tail)
+    assert failed(checks) == []
+    assert "other bits" in checks["batch position"].note and 100 < (checks["batch position"].value or 0) < 140
     assert failed(checked(golden, STRICT, tail)) == ["batch position"]
 
 
@@ -75,9 +75,9 @@ def test_dependence_on_the_position_beyond_the_budget_always_fails(golden: Golde
 
 
 def test_dependence_on_size_and_on_position_are_distinguished(golden: GoldenSet) -> None:
-    strict = checked(golden, STRICT, lambda x, y: y * np.float32(1 + (4e-7 if len(x) > 8 else 0)))
-    assert failed(strict) == ["batch size"]
-    assert strict["batch size"].case == "first of 16"
+    strict_checks = checked(golden, STRICT, lambda x, y: y * np.float32(1 + (4e-7 if len(x) > 8 else 0)))
+    assert failed(strict_checks) == ["batch size"]
+    assert strict_checks["batch size"].case == "first of 16"
     assert failed(checked(golden, LOOSE, lambda x, y: y + np.float32(len(x) > 8))) == ["batch size"]
 
 
@@ -86,9 +86,9 @@ def test_decisions_may_depend_on_the_size_within_the_limits(golden: GoldenSet) -
         return np.rint(y).astype(np.int64) + int(len(x) > 8)
 
     assert failed(checked(golden, LOOSE, decided)) == ["batch size"]
-    lifted = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
-    promised = decode(LOOSE, Contract)
-    actual = contract_checks(promised, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted)
+    lifted_budgets = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
+    promised_value = decode(LOOSE, Contract)
+    actual = contract_checks(promised_value, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted_budgets)
     assert all(check.passed for check in actual)
 
 
@@ -131,10 +131,10 @@ def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(stru
     decoded_value = decode(structure, Structure)
     ((_, number, limit),) = find_broken(decoded_value, good, good, {"batch": 2})
     assert number <= limit
-    ((name, broken, limit),) = find_broken(decoded_value, good, bad, {"batch": 2})
+    ((name, broken_value, limit),) = find_broken(decoded_value, good, bad, {"batch": 2})
     assert name == next(iter(structure))
-    assert not broken <= limit
-    assert broken == pytest.approx(value, nan_ok=True, rel=1e-6)
+    assert not broken_value <= limit
+    assert broken_value == pytest.approx(value, nan_ok=True, rel=1e-6)
 
 
 def test_the_case_that_breaks_a_predicate_most_is_reported(golden: GoldenSet) -> None:

@@ -87,8 +87,8 @@ FAULTS: dict[str, tuple[Any, set[str]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_breaks_its_own_limits(fault: str) -> None:
-    engine, meant = FAULTS[fault]
-    assert set(failed(checked(engine))) == meant
+    engine, meant_fault = FAULTS[fault]
+    assert set(failed(checked(engine))) == meant_fault
 
 
 def test_decisions_that_flip_are_counted() -> None:
@@ -105,14 +105,14 @@ def test_decisions_that_flip_are_counted() -> None:
 def test_the_worst_row_and_its_case_are_named() -> None:
     js = checked(one_row)["js"]
     assert (js.case, js.note.split(",")[0]) == ("golden 1", "row 7")
-    alone = checked(lambda x: -x if len(x) == 1 else x)
-    assert failed(alone) == ["js"] and alone["js"].case == "batch=1"
+    single_checks = checked(lambda x: -x if len(x) == 1 else x)
+    assert failed(single_checks) == ["js"] and single_checks["js"].case == "batch=1"
 
 
 def test_a_violation_by_the_graph_is_attributed_to_the_graph() -> None:
-    engine_only, both = checked(lambda x: x * 1.5)["kl"], checked(lambda x: x * 1.5, graph=lambda x: x * 1.5)["kl"]
+    engine_only, check = checked(lambda x: x * 1.5)["kl"], checked(lambda x: x * 1.5, graph=lambda x: x * 1.5)["kl"]
     assert "the graph alone has 0" in engine_only.note and "it is the graph's" not in engine_only.note
-    assert not both.passed and both.note.endswith("so it is the graph's")
+    assert not check.passed and check.note.endswith("so it is the graph's")
 
 
 def test_probabilities_and_their_logits_give_equal_figures() -> None:
@@ -122,15 +122,15 @@ def test_probabilities_and_their_logits_give_equal_figures() -> None:
     for name in ALL:
         assert inputs[name].value == pytest.approx(logits[name].value, rel=1e-3, abs=1e-6)
     assert not failed(checked(lambda x: softmax(x).astype(np.float16), rows, graph=softmax, original=softmax))
-    sharp = checked(
+    checks = checked(
         lambda x: softmax(x * 4).astype(np.float16),
         rows,
         graph=lambda x: softmax(x * 4),
         original=lambda x: softmax(x * 4),
     )
-    assert not failed(sharp) and 0 <= (sharp["kl"].value or 0) < 1e-3, "what fp16 rounds to 0 is not impossible"
-    negative = checked(lambda x: softmax(x) - 0.01, rows, graph=softmax, original=softmax)
-    assert np.isnan(negative["kl"].value or 0) and "kl" in failed(negative)
+    assert not failed(checks) and 0 <= (checks["kl"].value or 0) < 1e-3, "what fp16 rounds to 0 is not impossible"
+    negative_checks = checked(lambda x: softmax(x) - 0.01, rows, graph=softmax, original=softmax)
+    assert np.isnan(negative_checks["kl"].value or 0) and "kl" in failed(negative_checks)
 
 
 def test_a_class_masked_on_one_side_only_breaks_the_contract() -> None:
@@ -151,8 +151,8 @@ def test_a_class_masked_on_one_side_only_breaks_the_contract() -> None:
     ],
 )
 def test_an_output_that_is_not_a_distribution_fails(engine: Any, message: str) -> None:
-    like = engine if message == "holds no distribution" else lambda x: x
-    checks = checked(engine, graph=like, original=like)
+    like_engine = engine if message == "holds no distribution" else lambda x: x
+    checks = checked(engine, graph=like_engine, original=like_engine)
     assert failed(checks) == ["output"] and message in checks["output"].note
 
 
@@ -160,9 +160,9 @@ def test_calibration_errors_match_their_definitions() -> None:
     p = softmax(LOGITS)
     # Right where the model doubts, wrong where it does not: bins of other widths would cancel that.
     labels = np.where(p.max(1) < 0.6, p.argmax(1), RNG.integers(0, CLASSES, len(p)))
-    confidence, right = p.max(1), p.argmax(1) == labels
+    confidence, flag = p.max(1), p.argmax(1) == labels
     bins = np.ceil(confidence * 15) - 1
-    ece = sum(abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
+    ece = sum(abs(flag[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
     sums = CalibrationSums()
     for part in (slice(0, 100), slice(100, None)):
         sums.add(Forecasts(p[part]), labels[part])
@@ -172,12 +172,12 @@ def test_calibration_errors_match_their_definitions() -> None:
 
 def test_calibration_may_improve_with_labels_and_may_not_change_without() -> None:
     labels = np.array([RNG.choice(CLASSES, p=row) for row in softmax(LOGITS / 2)])  # the original is overconfident
-    only = {"ece": ECE, "brier": BRIER}
-    assert not failed(checked(lambda x: x / 2, only, labels=labels))
-    assert failed(checked(lambda x: x / 2, only)) == ["ece", "brier"]
-    worse = checked(lambda x: x * 2, only, labels=labels)
-    assert failed(worse) == ["ece", "brier"] and "by labels" in worse["ece"].note
-    assert "by the original's decisions" in checked(lambda x: x, only, labels=labels[:7])["ece"].note
+    only_fields = {"ece": ECE, "brier": BRIER}
+    assert not failed(checked(lambda x: x / 2, only_fields, labels=labels))
+    assert failed(checked(lambda x: x / 2, only_fields)) == ["ece", "brier"]
+    worse_checks = checked(lambda x: x * 2, only_fields, labels=labels)
+    assert failed(worse_checks) == ["ece", "brier"] and "by labels" in worse_checks["ece"].note
+    assert "by the original's decisions" in checked(lambda x: x, only_fields, labels=labels[:7])["ece"].note
 
 
 NOISE = (*SPECS, TensorSpec("noise", "float32", ("batch", 3)), TensorSpec("seed", "int64", ()))
@@ -210,29 +210,29 @@ class Nudged(Drawing):
 
 def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = ("y",)) -> list[Check]:
     items = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
-    frozen = freeze(items, NOISE, DIMS[:0], Drawing("noise").run)
+    golden = freeze(items, NOISE, DIMS[:0], Drawing("noise").run)
     contract = {"distributional": {"seeds": {"outputs": list(outputs), "vary": vary, "draws": 40, "alpha": 0.01}}}
     batch: Dim | None = None
-    return list(contract_checks(decode(contract, Contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
+    return list(contract_checks(decode(contract, Contract), Drawing(of), candidate, golden, (NOISE, batch), BUDGETS))
 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])
 def test_draws_of_different_distributions_are_distinguished(of: str, vary: str | None) -> None:
-    (same,) = drawn(of, vary, Drawing(of))
-    (wider,) = drawn(of, vary, Drawing(of, 2.0))
-    (shifted,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))
-    assert same.passed and (same.value or 0) >= 0.01 and same.name == "contract seeds"
-    assert not wider.passed and not shifted.passed
+    (same_draw,) = drawn(of, vary, Drawing(of))
+    (wider_draw,) = drawn(of, vary, Drawing(of, 2.0))
+    (shifted_draw,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))
+    assert same_draw.passed and (same_draw.value or 0) >= 0.01 and same_draw.name == "contract seeds"
+    assert not wider_draw.passed and not shifted_draw.passed
 
 
 def test_samples_that_cannot_be_compared_fail() -> None:
-    still, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
-    assert not still.passed and "the graph gives the same output in every draw" in still.note
+    still_draw, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
+    assert not still_draw.passed and "the graph gives the same output in every draw" in still_draw.note
     # Rounded otherwise, a constant is another constant: no draw was tested, and the note must not give a p-value.
-    (near,) = drawn("noise", "noise", Nudged("noise"), ("still",))
-    assert not near.passed and near.value is None and near.note == still.note
-    (stuck,) = drawn("noise", "noise", Drawing("noise", 0.0), ("y",))
-    assert not stuck.passed and "the engine gives the same output in every draw" in stuck.note
+    (near_draw,) = drawn("noise", "noise", Nudged("noise"), ("still",))
+    assert not near_draw.passed and near_draw.value is None and near_draw.note == still_draw.note
+    (stuck_draw,) = drawn("noise", "noise", Drawing("noise", 0.0), ("y",))
+    assert not stuck_draw.passed and "the engine gives the same output in every draw" in stuck_draw.note
     assert not none.passed and "no such output" in none.note
     assert y.passed
     (nan,) = drawn("noise", "noise", Drawing("noise", 1.0, lambda x, y: y * np.float32(np.nan)))
@@ -243,9 +243,9 @@ def test_samples_that_cannot_be_compared_fail() -> None:
 
 def test_tokens_of_another_distribution_fail() -> None:
     assert drawn("noise", "noise", Drawing("noise"), ("token",))[0].passed
-    biased = Drawing("noise")
-    biased.run = lambda inputs: {"token": inputs["noise"] > 1}  # type: ignore[method-assign]
-    assert not drawn("noise", "noise", biased, ("token",))[0].passed
+    biased_draw = Drawing("noise")
+    biased_draw.run = lambda inputs: {"token": inputs["noise"] > 1}  # type: ignore[method-assign]
+    assert not drawn("noise", "noise", biased_draw, ("token",))[0].passed
 
 
 def test_the_rate_of_false_alarms_is_alpha() -> None:

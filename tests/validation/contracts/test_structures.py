@@ -30,29 +30,29 @@ def test_boxes_match_in_any_order_and_form() -> None:
     low, high = CORNERS[..., :2], CORNERS[..., 2:]
     assert boxes(changed(boxes=CORNERS + 0.01)) == {}
     for form, start in (("xywh", low), ("cxcywh", (low + high) / 2)):
-        other = changed(boxes=np.concatenate([start, high - low], -1))
-        assert boxes(other, other, form=form) == {}
-        np.testing.assert_allclose(to_corners(other["boxes"], form), CORNERS)  # type: ignore[arg-type]
+        other_boxes = changed(boxes=np.concatenate([start, high - low], -1))
+        assert boxes(other_boxes, other_boxes, form=form) == {}
+        np.testing.assert_allclose(to_corners(other_boxes["boxes"], form), CORNERS)  # type: ignore[arg-type]
 
 
 def test_each_kind_of_box_difference_is_measured() -> None:
-    flipped = FOUND["class"].copy()
-    flipped[0, 0] ^= 1
-    assert boxes(changed(**{"class": flipped})) == pytest.approx({"boxes": 1 / 12})
+    flipped_class = FOUND["class"].copy()
+    flipped_class[0, 0] ^= 1
+    assert boxes(changed(**{"class": flipped_class})) == pytest.approx({"boxes": 1 / 12})
     assert boxes(changed(boxes=CORNERS + 30))["boxes"] > 0.5
     assert boxes(changed(score=FOUND["score"] - 0.2)) == pytest.approx({"boxes score": 0.2})
-    fewer = {name: array[:, :4] for name, array in FOUND.items()}
-    assert boxes(fewer) == pytest.approx({"boxes": 1 - 16 / 20})
-    assert boxes(FOUND, fewer) == pytest.approx({"boxes": 1 - 16 / 20}), "invented boxes count as missing ones do"
-    assert boxes(fewer, matched=0.75) == {}
+    fewer_boxes = {name: array[:, :4] for name, array in FOUND.items()}
+    assert boxes(fewer_boxes) == pytest.approx({"boxes": 1 - 16 / 20})
+    assert boxes(FOUND, fewer_boxes) == pytest.approx({"boxes": 1 - 16 / 20}), "invented boxes count as missing ones do"
+    assert boxes(fewer_boxes, matched=0.75) == {}
 
 
 def test_boxes_of_low_score_do_not_count_and_two_never_share_a_match() -> None:
     low = np.where(np.arange(6) < 3, 0.01, FOUND["score"])
-    moved = np.where((np.arange(6) < 3)[:, None], CORNERS + 50, CORNERS)
-    assert boxes(changed(boxes=moved, score=low), changed(score=low), least_score=0.25) == {}
-    double = {name: np.concatenate([array, array], 1) for name, array in FOUND.items()}
-    assert boxes(double) == pytest.approx({"boxes": 1 - 24 / 36})
+    moved_array = np.where((np.arange(6) < 3)[:, None], CORNERS + 50, CORNERS)
+    assert boxes(changed(boxes=moved_array, score=low), changed(score=low), least_score=0.25) == {}
+    double_arrays = {name: np.concatenate([array, array], 1) for name, array in FOUND.items()}
+    assert boxes(double_arrays) == pytest.approx({"boxes": 1 - 24 / 36})
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_an_invalid_set_of_boxes_breaks_the_contract(actual: dict[str, np.ndarra
 
 
 def test_overlap_matches_its_definition() -> None:
-    left, right = np.array([[0, 0, 2, 2], [1, 1, 1, 1.0]]), np.array([[1, 1, 3, 3], [0, 0, 2, 2], [1, 1, 1, 1.0]])
-    np.testing.assert_allclose(overlaps(left, right), [[1 / 7, 1, 0], [0, 0, 0]])
-    assert boxes({**FOUND, "boxes": (flat := CORNERS[..., [0, 1, 0, 1]])}, {**FOUND, "boxes": flat}) == {}
+    left_array, right = np.array([[0, 0, 2, 2], [1, 1, 1, 1.0]]), np.array([[1, 1, 3, 3], [0, 0, 2, 2], [1, 1, 1, 1.0]])
+    np.testing.assert_allclose(overlaps(left_array, right), [[1 / 7, 1, 0], [0, 0, 0]])
+    assert boxes({**FOUND, "boxes": (flat_corner := CORNERS[..., [0, 1, 0, 1]])}, {**FOUND, "boxes": flat_corner}) == {}
     assert boxes({name: array[:, :0] for name, array in FOUND.items()}, {n: a[:, :0] for n, a in FOUND.items()}) == {}
 
 
@@ -82,9 +82,9 @@ GRAPH = np.array([[5, 6, 7, 2, 0, 0], [8, 9, 2, 0, 0, 0], [4, 4, 4, 4, 4, 4]])
 
 
 def row(index: int, *tokens: int) -> np.ndarray:
-    changed = GRAPH.copy()
-    changed[index] = tokens
-    return changed
+    changed_graph = GRAPH.copy()
+    changed_graph[index] = tokens
+    return changed_graph
 
 
 def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:

@@ -20,15 +20,15 @@ def test_the_first_group_follows_the_last():
 
 
 def test_a_group_stays_alone_if_samples_do_not_join():
-    longer = [GROUPS[0], {"x": np.zeros((4, 3), np.float32)}]
+    longer_groups = [GROUPS[0], {"x": np.zeros((4, 3), np.float32)}]
     square = [TensorSpec("x", "float32", ("batch", "batch"))]
-    fixed = [TensorSpec("x", "float32", (4, "width"))]
-    for groups, specs in ((longer, ROWS), (GROUPS, square), (GROUPS, fixed)):
+    fixed_specs = [TensorSpec("x", "float32", (4, "width"))]
+    for groups, specs in ((longer_groups, ROWS), (GROUPS, square), (GROUPS, fixed_specs)):
         assert enough_samples(groups, 0, specs, {"batch": 8, "width": 2}) is groups[0]
     assert enough_samples(GROUPS, 1, ROWS, {"width": 5}) is GROUPS[1]
 
 
 def test_a_drawn_case_contains_each_sample_once():
     """What is copied from one place of a batch to another must differ there."""
-    drawn = make(FuzzCase((("batch", 11), ("width", 2))), ROWS, GROUPS, 0, "fp32")["x"]
-    assert len(np.unique(drawn, axis=0)) == 11
+    drawn_inputs = make(FuzzCase((("batch", 11), ("width", 2))), ROWS, GROUPS, 0, "fp32")["x"]
+    assert len(np.unique(drawn_inputs, axis=0)) == 11

@@ -26,8 +26,8 @@ def test_samples_with_one_number_are_one_step_of_their_sequence(tmp_path):
     actual = samples(tmp_path)
     steps = read_steps(actual, ("tokens", "call"), ORDER, DIMS)
     np.testing.assert_array_equal(steps.firsts, [0, 3, 4, 6, 7], "a new sequence is a new step")
-    joined = JoinedSteps(actual, steps)
-    runs = [(end, inputs["ids"].tolist(), inputs["voice"].shape) for end, inputs in joined.runs()]
+    joined_steps = JoinedSteps(actual, steps)
+    runs = [(end, inputs["ids"].tolist(), inputs["voice"].shape) for end, inputs in joined_steps.runs()]
     assert runs == [
         (1, [[0, 1, 2]], (1, 1)),
         (2, [[3]], (1, 1)),
@@ -35,7 +35,7 @@ def test_samples_with_one_number_are_one_step_of_their_sequence(tmp_path):
         (4, [[6]], (1, 1)),
         (5, [[7]], (1, 1)),
     ]
-    assert [end for end, _ in joined.runs(1, 3)] == [2, 3], "counted in steps"
+    assert [end for end, _ in joined_steps.runs(1, 3)] == [2, 3], "counted in steps"
     assert read_steps(actual, None, ORDER, DIMS) is None
 
 
@@ -55,12 +55,12 @@ def test_a_steps_state_comes_from_steps_of_any_size(tmp_path):
 
 def test_each_steps_addition_is_joined_to_earlier_steps():
     items = [IDS, TensorSpec("mask", "int64", ("batch", "past + tokens"))]
-    added = step_inputs([*items, PAST], [State("past", "present")])
-    assert [spec.shape for spec in added] == [("batch", "tokens"), ("batch", "tokens")]
+    added_specs = step_inputs([*items, PAST], [State("past", "present")])
+    assert [spec.shape for spec in added_specs] == [("batch", "tokens"), ("batch", "tokens")]
     assert step_inputs([VOICE, replace(items[1], shape=("batch", "past + 1"))], ())[1].shape == ("batch", 1)
-    grown = GrownInputs(items)
+    grown_inputs = GrownInputs(items)
     parts = [{"ids": np.ones((1, size), int), "mask": np.full((1, size), size)} for size in (3, 1, 2)]
-    masks = [grown.take(part)["mask"].tolist()[0] for part in parts]
+    masks = [grown_inputs.take(part)["mask"].tolist()[0] for part in parts]
     assert masks == [[3, 3, 3], [3, 3, 3, 1], [3, 3, 3, 1, 2, 2]]
 
 

@@ -56,11 +56,11 @@ def test_any_group_size_gives_the_same_samples(tmp_path_factory, count, size):
 
 
 def test_a_static_leading_size_groups_by_it(tmp_path):
-    static = TensorSpec("image", "float32", (4, 1, 4, 4))
+    static_spec = TensorSpec("image", "float32", (4, 1, 4, 4))
     path = saved(tmp_path, image=images(12))
-    assert [len(batch["image"]) for batch in opened(path, inputs=[static], dims=[]).batches(7)] == [4, 4, 4]
+    assert [len(batch["image"]) for batch in opened(path, inputs=[static_spec], dims=[]).batches(7)] == [4, 4, 4]
     with pytest.raises(DataError, match=r"13 samples in groups of 4 leave 1.*drop 1 or add 3"):
-        opened(saved(tmp_path, image=images(13)), inputs=[static], dims=[])
+        opened(saved(tmp_path, image=images(13)), inputs=[static_spec], dims=[])
 
 
 def test_sizes_of_samples_and_of_groups_are_multiples(tmp_path):
@@ -119,9 +119,9 @@ def test_big_endian_data_becomes_native(tmp_path):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
 def test_memory_depends_on_the_batch_not_the_file(tmp_path, save):
-    big = TensorSpec("x", "float32", ("batch", 1024))
+    big_spec = TensorSpec("x", "float32", ("batch", 1024))
     save(tmp_path / "big.npz", x=np.ones((16_384, 1024), np.float32))  # 64 MiB
-    samples = opened(tmp_path / "big.npz", inputs=[big])
+    samples = opened(tmp_path / "big.npz", inputs=[big_spec])
     tracemalloc.start()
     assert sum(len(batch["x"]) for batch in samples.batches(32)) == 16_384
     peak = tracemalloc.get_traced_memory()[1]
@@ -130,8 +130,8 @@ def test_memory_depends_on_the_batch_not_the_file(tmp_path, save):
 
 
 def test_the_digest_is_the_files(tmp_path):
-    first = opened(saved(tmp_path, image=images(3))).digest
-    assert opened(saved(tmp_path, image=images(3) + 1)).digest != first
+    first_digest = opened(saved(tmp_path, image=images(3))).digest
+    assert opened(saved(tmp_path, image=images(3) + 1)).digest != first_digest
 
 
 def nan_at(index: int, value: float = np.nan) -> np.ndarray:
@@ -209,11 +209,11 @@ def damaged(path: Path, kind: str) -> Path:
 
 def save_packed(method: int, path: Path, **arrays):
     np.savez(path, **arrays)
-    with zipfile.ZipFile(path) as plain:
-        members = {name: plain.read(name) for name in plain.namelist()}
-    with zipfile.ZipFile(path, "w", method) as packed:
+    with zipfile.ZipFile(path) as plain_file:
+        members = {name: plain_file.read(name) for name in plain_file.namelist()}
+    with zipfile.ZipFile(path, "w", method) as packed_file:
         for name, data in members.items():
-            packed.writestr(name, data)
+            packed_file.writestr(name, data)
 
 
 @pytest.mark.parametrize("kind", ["empty", "garbage", "truncated", "flipped"])
@@ -288,9 +288,9 @@ SPEC = TensorSpec("x", "float32", ("batch", 2, "seq"))
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 12), st.integers(1, 12))
 def test_resize_takes_elements_modulo_length(batch, seq, new_batch, new_seq):
     x = np.arange(batch * 2 * seq, dtype=np.float32).reshape(batch, 2, seq)
-    resized = resize({"x": x}, [SPEC], {"batch": new_batch, "seq": new_seq})
-    assert sizes_of(resized, [SPEC]) == {"batch": new_batch, "seq": new_seq}
-    assert resized["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
+    resized_inputs = resize({"x": x}, [SPEC], {"batch": new_batch, "seq": new_seq})
+    assert sizes_of(resized_inputs, [SPEC]) == {"batch": new_batch, "seq": new_seq}
+    assert resized_inputs["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
 
 
 def test_places_and_lengths_stay_within_a_cut_dim():
@@ -304,8 +304,8 @@ def test_places_and_lengths_stay_within_a_cut_dim():
     assert result["ends"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3]] * 2 and result["lengths"].tolist() == [5, 5, 1]
     assert all((result[name] == tensors[name]).all() for name in ("ids", "mask", "pixels"))
     steps = [TensorSpec("x", "float32", ("batch", "time")), TensorSpec("lengths", "int64", ("batch",))]
-    cut = resize({"x": np.ones((2, 10)), "lengths": np.array([7, 10])}, steps, {"batch": 1, "time": 4})
-    assert cut["lengths"].tolist() == [4], "the longest sample is cut too"
+    cut_arrays = resize({"x": np.ones((2, 10)), "lengths": np.array([7, 10])}, steps, {"batch": 1, "time": 4})
+    assert cut_arrays["lengths"].tolist() == [4], "the longest sample is cut too"
     assert result["atoms"].ravel().tolist() == [8, 7, 6, 5, 4]
     assert (resize(tensors, specs, {"nodes": 12})["ends"] == tensors["ends"]).all()
     specs = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("places", "int64", (1, 8))]
@@ -363,7 +363,7 @@ def test_parts_are_disjoint_and_cover_everything(tmp_path_factory, count, of, gr
     samples = Samples.open(path, [TensorSpec("x", "float32", (group, 3))], [])
     parts = [samples.part(index, of) for index in range(of)]
     assert parts[0][0] == 0 and parts[-1][1] == count * group
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
+    assert all(part_before[1] == after[0] for part_before, after in itertools.pairwise(parts))
     assert all(edge % group == 0 for part in parts for edge in part)
     assert max(stop - start for start, stop in parts) - min(stop - start for start, stop in parts) <= group
 
@@ -413,10 +413,10 @@ def test_few_headers_of_a_large_folder_are_read(tmp_path):
 
 @pytest.mark.parametrize("names", [("x.npy", "x.npy"), ("x", "x.npy")])
 def test_a_duplicate_array_is_refused(tmp_path, names):
-    path, stored = tmp_path / "twice.npz", BytesIO()
-    np.save(stored, np.ones(3, np.float32))
+    path, stored_file = tmp_path / "twice.npz", BytesIO()
+    np.save(stored_file, np.ones(3, np.float32))
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings(action="ignore"):
         for name in names:
-            archive.writestr(name, stored.getvalue())
+            archive.writestr(name, stored_file.getvalue())
     with pytest.raises(DataError, match=r"'x'.* is in the file twice"):
         stored_arrays(path)

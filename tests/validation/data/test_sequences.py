@@ -52,8 +52,8 @@ def test_a_run_of_several_samples_is_no_step():
 
 
 def test_sequences_are_split_where_the_number_changes():
-    read = [[end for end, _ in sequence] for sequence in split(Steps(VALUES), ORDER)]
-    assert read == [[1, 2, 3], [4, 5], [6]]
+    read_ends = [[end for end, _ in sequence] for sequence in split(Steps(VALUES), ORDER)]
+    assert read_ends == [[1, 2, 3], [4, 5], [6]]
     assert [[end for end, _ in sequence] for sequence in split(Steps(()), None)] == []
 
 
@@ -68,27 +68,27 @@ def test_steps_are_stacked_as_rows_with_their_states():
     assert len(stack(runs, [SPECS[0], TensorSpec("h", "float32", (1, 1, 1))], DIMS)[0]) == len(runs)
     assert stack(runs, SPECS, [Dim("batch", 1, 1, 1)])[1] == [[at] for at in range(6)], "one shape keeps its order"
     assert [group["x"].shape for group in stack(runs, SPECS, [Dim("batch", 1, 1, 3)])[0]] == [(3, 1), (3, 1)]
-    twice = [{name: np.concatenate([array] * 2, at) for at, (name, array) in enumerate(run.items())} for run in runs]
-    assert [len(group["x"]) for group in stack(twice, SPECS, [Dim("batch", 1, 4, 5)])[0]] == [4] * 3, "two rows a step"
+    arrays = [{name: np.concatenate([array] * 2, at) for at, (name, array) in enumerate(run.items())} for run in runs]
+    assert [len(group["x"]) for group in stack(arrays, SPECS, [Dim("batch", 1, 4, 5)])[0]] == [4] * 3, "two rows a step"
 
 
 def test_equal_steps_of_several_sequences_form_one_group():
     cache = TensorSpec("h", "float32", ("batch", "past"))
-    runs = [{"x": np.full((1, 1), at, np.float32), "h": np.ones((1, at % 8), np.float32)} for at in range(24)]
+    runs = [{"x": np.full((1, 1), index, np.float32), "h": np.ones((1, index % 8), np.float32)} for index in range(24)]
     groups, places = stack(runs, [SPECS[0], cache], [Dim("batch", 1, 1, 4)])
     assert [group["h"].shape for group in groups] == [(3, length) for length in (0, 4, 2, 6, 1, 5, 3, 7)]
-    assert [float(x) for group in groups for x in group["x"].ravel()] == [at for group in places for at in group]
+    assert [float(x) for group in groups for x in group["x"].ravel()] == [index for group in places for index in group]
 
 
 def test_a_step_counts_as_seen_only_after_earlier_steps():
     def digests(*sequences):
         runs = [[{"x": np.array([value])} for value in sequence] for sequence in sequences]
-        joined = window_digests(runs)
-        return [joined[at : at + 16] for at in range(0, len(joined), 16)]
+        joined_data = window_digests(runs)
+        return [joined_data[index : index + 16] for index in range(0, len(joined_data), 16)]
 
-    one, other = digests([1, 2, 3]), digests([9, 2, 3])
-    assert set(one) & set(other) == set(), "the same steps behind another one"
-    assert digests([1, 2, 3], [1, 2, 3])[3:] == one
+    digest, other_digest = digests([1, 2, 3]), digests([9, 2, 3])
+    assert set(digest) & set(other_digest) == set(), "the same steps behind another one"
+    assert digests([1, 2, 3], [1, 2, 3])[3:] == digest
     assert digests([*range(20)])[-1] == digests([*range(5, 20)])[-1], "of long sequences the last steps decide"
 
 

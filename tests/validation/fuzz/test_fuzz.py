@@ -32,10 +32,10 @@ def test_the_same_seed_draws_the_same_cases_and_the_same_values() -> None:
     assert draw(DIMS, 7, 30) == draw(DIMS, 7, 30)
     assert draw(DIMS, 7, 30) != draw(DIMS, 8, 30) and draw(DIMS, 7, 30)[-2].values == VALUES[29 - 19]
     for case in draw(DIMS, 7, 30):
-        first, again = (make(case, SPECS, GOLDEN, 7, "fp32")["x"] for _ in range(2))
-        assert first.tobytes() == again.tobytes()
+        first, second_array = (make(case, SPECS, GOLDEN, 7, "fp32")["x"] for _ in range(2))
+        assert first.tobytes() == second_array.tobytes()
         assert first.shape == (dict(case.sizes)["batch"], 4) and (case.values != "blank" or not first.any(1).all())
-    real = [make(FuzzCase((("batch", 4),), draw=nth), SPECS, GOLDEN, 7, "fp32")["x"] for nth in (1, 2)]
+    real = [make(FuzzCase((("batch", 4),), draw=nth_number), SPECS, GOLDEN, 7, "fp32")["x"] for nth_number in (1, 2)]
     assert real[0].tobytes() != real[1].tobytes()
 
 
@@ -52,8 +52,8 @@ def test_sizes_are_multiples_for_dims_of_multiples(monkeypatch: pytest.MonkeyPat
     dim = Dim("height", 64, 96, 160, multiple=32)
     assert {sizes["height"] for sizes in boundaries([dim])} == {64, 96, 128, 160}
     assert [sizes["height"] for sizes in just_outside([dim])] == [192, 32, 80]
-    drawn = Counter(dict(case.sizes)["height"] for case in draw([dim], 0, 200) if case.draw)
-    assert set(drawn) == {64, 96, 128, 160}
+    drawn_counts = Counter(dict(case.sizes)["height"] for case in draw([dim], 0, 200) if case.draw)
+    assert set(drawn_counts) == {64, 96, 128, 160}
     assert parse_only("height=80", [dim]).outside and not parse_only("height=96", [dim]).outside
     tried = []
 
@@ -111,17 +111,17 @@ def wrong_at(size: int) -> Fault:
 def test_an_off_by_one_bucket_is_found_and_its_line_reproduces_it(size: int) -> None:
     report = tried(Linear(wrong_at(size)), count=0)
     assert {item.sizes["batch"] for item in failed(report)} == {size}
-    smallest = report.smallest[0]
-    case = parse_only(smallest.case, DIMS)
+    smallest_case = report.smallest[0]
+    case = parse_only(smallest_case.case, DIMS)
     pair = FuzzSides(Linear(), Linear(wrong_at(size)), "fp32", StagedLimits.of(BUDGET), BUDGET)
-    (again,) = fuzz([case], SPECS, DIMS, GOLDEN, pair, 0, []).cases
-    assert (again.outcome, again.reason) == ("failed", smallest.reason)
-    assert parse_only(smallest.from_, DIMS).sizes == case.sizes
+    (second_case,) = fuzz([case], SPECS, DIMS, GOLDEN, pair, 0, []).cases
+    assert (second_case.outcome, second_case.reason) == ("failed", smallest_case.reason)
+    assert parse_only(smallest_case.from_, DIMS).sizes == case.sizes
 
 
 def test_a_fault_above_a_size_is_minimized() -> None:
     report = tried(Linear(lambda x, y: np.roll(y, 1, -1) if len(x) >= 6 else y))
-    assert {(smallest.sizes["batch"], smallest.values) for smallest in report.smallest} == {(6, "realistic")}
+    assert {(case.sizes["batch"], case.values) for case in report.smallest} == {(6, "realistic")}
     document = encode_document(report)
     keys = {"sizes", "values", "draw", "case", "outside", "outcome", "reason", "failed", "from", "reproduce"}
     assert document["passed"] is False and document["smallest"][0].keys() == keys
@@ -130,8 +130,8 @@ def test_a_fault_above_a_size_is_minimized() -> None:
 
 def test_wrong_answers_outside_every_profile_fail_and_refusals_pass() -> None:
     assert [item.outside for item in failed(tried(Linear(wrong_at(17)), count=0))] == [True]
-    refusing = tried(Linear(most=16), count=0)
-    assert (refusing.cases[-1].outcome, failed(refusing)) == ("refused", [])
+    refusing_report = tried(Linear(most=16), count=0)
+    assert (refusing_report.cases[-1].outcome, failed(refusing_report)) == ("refused", [])
     assert [item.sizes for item in failed(tried(Linear(most=15), count=0))] == [{"batch": 16}]
 
     def breaks(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -170,20 +170,20 @@ def test_values_match_their_kind() -> None:
     assert np.abs(make(FuzzCase((("batch", 4),), "extreme"), SPECS, GOLDEN, 0, "fp16")["x"]).max() < 256
     for kind, is_it in (("nan", np.isnan), ("infinite", np.isinf), ("blank", np.logical_not)):
         assert is_it(drawn[kind]).all(1).sum() == is_it(drawn[kind]).any(1).sum() == 1
-    masked = [group | {"mask": np.ones((4, 4), np.float32)} for group in GOLDEN]
+    masked_groups = [group | {"mask": np.ones((4, 4), np.float32)} for group in GOLDEN]
     specs = (*SPECS, TensorSpec("mask", "float32", ("batch", 4)))
     for case in (FuzzCase((("batch", 4),), "blank"), FuzzCase((("batch", 4),), "mixed")):
-        assert make(case, specs, masked, 0, "fp32")["mask"].all()
+        assert make(case, specs, masked_groups, 0, "fp32")["mask"].all()
     mixed = [make(FuzzCase((("batch", 8),), "mixed", draw=nth), SPECS, GOLDEN, 0, "fp32")["x"] for nth in range(3)]
     real = np.concatenate([group["x"] for group in GOLDEN])
     assert all((real.min(0) <= x).all() and (x <= real.max(0)).all() and np.isin(x, real).mean() < 0.5 for x in mixed)
-    assert [(mixed[0] == other).all(1).sum() for other in mixed[1:]] == [3, 0]
+    assert [(mixed[0] == other_case).all(1).sum() for other_case in mixed[1:]] == [3, 0]
     for sign in (1, -1):
-        signed = [{"x": sign * np.abs(group["x"])} for group in GOLDEN]
-        assert (sign * make(FuzzCase((("batch", 16),), "stretched"), SPECS, signed, 0, "fp32")["x"] >= 0).all()
-    hidden = [{"x": np.where(group["x"] > 0, -np.inf, group["x"])} for group in GOLDEN]
-    assert np.isneginf(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden, 0, "fp32")["x"]).any()
-    assert not np.isnan(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden, 0, "fp32")["x"]).any()
+        signed_fields = [{"x": sign * np.abs(group["x"])} for group in GOLDEN]
+        assert (sign * make(FuzzCase((("batch", 16),), "stretched"), SPECS, signed_fields, 0, "fp32")["x"] >= 0).all()
+    hidden_fields = [{"x": np.where(group["x"] > 0, -np.inf, group["x"])} for group in GOLDEN]
+    assert np.isneginf(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden_fields, 0, "fp32")["x"]).any()
+    assert not np.isnan(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden_fields, 0, "fp32")["x"]).any()
 
 
 def test_denormals_may_be_flushed_to_zero_only() -> None:
@@ -203,18 +203,18 @@ def test_where_float32_is_wrong_the_engine_is_not_judged() -> None:
         return (y / np.sqrt((1e3 * y.astype(np.float32) ** 2).sum(-1, keepdims=True))).astype(np.float32)
 
     def careful(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        wide = y.astype(np.float64)
-        return (wide / np.sqrt((1e3 * wide**2).sum(-1, keepdims=True))).astype(np.float32)
+        wide_values = y.astype(np.float64)
+        return (wide_values / np.sqrt((1e3 * wide_values**2).sum(-1, keepdims=True))).astype(np.float32)
 
     def exact(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {"y": careful(inputs["x"], inputs["x"].astype(np.float64) @ WEIGHTS)}
 
-    judged = tried(Linear(careful), reference=Linear(root), exact=exact)
+    judged_report = tried(Linear(careful), reference=Linear(root), exact=exact)
     assert {item.values for item in failed(tried(Linear(careful), reference=Linear(root)))} >= {"extreme"}
-    assert not failed(judged)
-    assert {item.values for item in judged.cases if item.outcome == "not judged"} >= {"extreme"}
-    wrong = Linear(lambda x, y: np.roll(careful(x, y), 1, -1))
-    assert "realistic" in {item.values for item in failed(tried(wrong, reference=Linear(root), exact=exact))}
+    assert not failed(judged_report)
+    assert {item.values for item in judged_report.cases if item.outcome == "not judged"} >= {"extreme"}
+    wrong_module = Linear(lambda x, y: np.roll(careful(x, y), 1, -1))
+    assert "realistic" in {item.values for item in failed(tried(wrong_module, reference=Linear(root), exact=exact))}
 
     report = tried(Linear(lambda x, y: 3 * y), exact=lambda inputs: {"y": 2 * inputs["x"].astype(np.float64) @ WEIGHTS})
     assert {item.values for item in failed(report)} >= {"realistic", "nan"}
@@ -224,12 +224,12 @@ def test_where_float32_is_wrong_the_engine_is_not_judged() -> None:
 def test_integers_stay_within_the_golden_datas_range() -> None:
     specs = (TensorSpec("ids", "int64", ("batch", 3)),)
     golden = [{"ids": np.array([[5, 6, 7]] * 4)}, {"ids": np.array([[8, 9, 6]] * 4)}]
-    drawn = {kind: make(FuzzCase((("batch", 16),), kind), specs, golden, 0, "fp32")["ids"] for kind in VALUES}
-    assert set(drawn["extreme"].flat) == {5, 9}
-    assert set(drawn["ones"].flat) == {1}
-    assert set(drawn["denormal"].flat) <= {5, 6, 7, 8, 9}
-    assert set(drawn["mixed"].flat) <= {5, 6, 7, 8, 9} and 5 in drawn["mixed"][:, 1:]
-    assert {value.dtype for value in drawn.values()} == {np.dtype(np.int64)}
+    drawn_ids = {kind: make(FuzzCase((("batch", 16),), kind), specs, golden, 0, "fp32")["ids"] for kind in VALUES}
+    assert set(drawn_ids["extreme"].flat) == {5, 9}
+    assert set(drawn_ids["ones"].flat) == {1}
+    assert set(drawn_ids["denormal"].flat) <= {5, 6, 7, 8, 9}
+    assert set(drawn_ids["mixed"].flat) <= {5, 6, 7, 8, 9} and 5 in drawn_ids["mixed"][:, 1:]
+    assert {value.dtype for value in drawn_ids.values()} == {np.dtype(np.int64)}
 
 
 @pytest.mark.parametrize(("changed", "precision"), [(2, "int8"), (3, "int8"), (2, "fp32")])
@@ -243,9 +243,9 @@ def test_integers_at_an_edge_pass_if_rounding_changes_as_many(changed, precision
     limits = OutputLimits(Budgets(BUDGET, decisions={"y": Decisions(0, 16)}))
     sides = FuzzSides(Ids(), Ids(most=16), precision, StagedLimits(limits), BUDGET, case_limits=lambda _: limits)
     check = Check("engine", "agreement", "y", "batch=16", 0.8, 1.0, False)
-    others = replace(check, case="golden"), replace(check, name="sqnr_db")
-    passed = [each.passed for each in excuse_ties([check, *others], golden, sides)]
-    assert passed == [(changed, precision) == (2, "int8"), False, False]
+    other_checks = replace(check, case="golden"), replace(check, name="sqnr_db")
+    passed_flags = [item.passed for item in excuse_ties([check, *other_checks], golden, sides)]
+    assert passed_flags == [(changed, precision) == (2, "int8"), False, False]
 
 
 def test_limits_measured_on_all_samples_hold_for_those_beside_nan() -> None:

@@ -41,19 +41,19 @@ def recorded(folder: Path) -> GoldenSet:
 
 
 def test_the_first_answer_is_recorded_and_the_second_the_sessions(tmp_path: Path) -> None:
-    other = Doubling(more=1)
-    session = RecordedSession(other, 2, recorded(tmp_path))
-    assert session.run(given(3, 4))["y"].tolist() == [6, 8] and other.ran == 0
-    assert session.run(given(3, 4))["y"].tolist() == [7, 9] and other.ran == 1
+    other_runner = Doubling(more=1)
+    session = RecordedSession(other_runner, 2, recorded(tmp_path))
+    assert session.run(given(3, 4))["y"].tolist() == [6, 8] and other_runner.ran == 0
+    assert session.run(given(3, 4))["y"].tolist() == [7, 9] and other_runner.ran == 1
     assert session.run(given(9))["y"].tolist() == [19]
 
 
 def test_equal_numbers_of_another_shape_or_type_are_other_inputs(tmp_path: Path) -> None:
-    other = Doubling(more=1)
-    session = RecordedSession(other, 2, recorded(tmp_path))
+    other_runner = Doubling(more=1)
+    session = RecordedSession(other_runner, 2, recorded(tmp_path))
     for inputs in ({"x": np.float32([[3, 4]])}, {"x": np.float64([3, 4])}):
         session.run(inputs)
-    assert other.ran == 2
+    assert other_runner.ran == 2
 
 
 def test_a_record_with_other_outputs_is_not_used(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_answers_to_whole_sequences_are_recorded_beside_those_to_steps(tmp_path:
     sequences = GoldenSequences((State("h", "hn"),), {"n": (1, 1)}, GoldenSet((case,)))
     session = RecordedSession(Sum(), 1)
     session.run({"x": np.float32([1]), "h": np.float32([0])})
-    rolled = session.free_running(sequences)
-    assert rolled.run(case.inputs)["y"].ravel().tolist() == [2, 6, 12]
-    session.save(tmp_path / "answers", rolled)
-    other = Sum(more=1)
-    again = RecordedSession(other, 1, GoldenSet.load(tmp_path / "answers"))
-    assert again.free_running(sequences).run(case.inputs)["y"].ravel().tolist() == [2, 6, 12] and other.ran == 0
-    assert again.run({"x": np.float32([1]), "h": np.float32([0])})["y"].tolist() == [2] and other.ran == 0
+    rolled_outputs = session.free_running(sequences)
+    assert rolled_outputs.run(case.inputs)["y"].ravel().tolist() == [2, 6, 12]
+    session.save(tmp_path / "answers", rolled_outputs)
+    other_total = Sum(more=1)
+    again = RecordedSession(other_total, 1, GoldenSet.load(tmp_path / "answers"))
+    assert again.free_running(sequences).run(case.inputs)["y"].ravel().tolist() == [2, 6, 12] and other_total.ran == 0
+    assert again.run({"x": np.float32([1]), "h": np.float32([0])})["y"].tolist() == [2] and other_total.ran == 0

@@ -33,7 +33,7 @@ class Sum(Fake):
 
 def sequences(steps=200):
     x = np.random.default_rng(0).random((steps, 1, 3)).astype(np.float32)
-    cases = tuple(Case(f"sequence {at}", "golden", {"x": x[: steps // (at + 1)]}, {}) for at in range(2))
+    cases = tuple(Case(f"sequence {index}", "golden", {"x": x[: steps // (index + 1)]}, {}) for index in range(2))
     return GoldenSequences(STATES, {}, GoldenSet(cases, noise=Noise()))
 
 
@@ -81,10 +81,10 @@ def test_an_error_in_a_state_that_no_output_shows_is_caught():
 def test_the_sequence_check_names_the_worst_and_the_first_other_decision():
     actual = sequences()
     pair = (FreeRunningSession(Sum(gain), actual) for gain in (1.0, 0.99))
-    along = Along()
-    checks = free_running_checks("engine", *pair, actual.golden, budgets("engine", "fp16", None), along)
+    along_metric = Along()
+    checks = free_running_checks("engine", *pair, actual.golden, budgets("engine", "fp16", None), along_metric)
     (note,) = {check.note for check in checks if check.name == "sqnr_db" and check.output == "y"}
-    (result,) = along.at("engine")
+    (result,) = along_metric.at("engine")
     assert result.output == "y", "what a state was left as has no course"
     assert note.startswith(result.text) and result.worst.case == "sequence 0"
     assert result.free_db[0] > result.free_db[-1] + 6 and len(result.free_db) == 8
@@ -99,8 +99,8 @@ def test_an_error_that_single_steps_allow_is_caught_when_carried(gain, passed):
     assert all(check.passed for check in checks) is passed
     assert {check.case for check in checks} == {FREE_RUNNING}
     rows = {"x": np.ones((1, 3), np.float32), "h": np.full((1, 3), 50, np.float32)}
-    once = (Sum(value).run(rows)["y"] for value in (1.0, gain))
-    assert np.isclose(*once, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
+    single_outputs = (Sum(value).run(rows)["y"] for value in (1.0, gain))
+    assert np.isclose(*single_outputs, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
 
 
 def test_answers_of_several_sizes_are_stacked_without_another_argmax():
@@ -115,15 +115,15 @@ def test_sequences_survive_the_file(tmp_path):
     actual = sequences(8)
     golden = GoldenSet((Case("golden 0", "golden", {"x": np.ones(2)}, {"y": np.ones(2)}),), sequences=actual)
     digest = golden.save(tmp_path / "golden.safetensors")
-    read = GoldenSet.load(tmp_path / "golden.safetensors")
-    assert read.digest == golden.digest == digest
-    assert read.sequences is not None
-    assert (read.sequences.states, read.sequences.golden.noise) == (STATES, Noise())
-    assert read.sequences.lengths == (8, 4)
-    for result, expected in zip(read.sequences.golden.cases, actual.golden.cases, strict=True):
+    read_golden = GoldenSet.load(tmp_path / "golden.safetensors")
+    assert read_golden.digest == golden.digest == digest
+    assert read_golden.sequences is not None
+    assert (read_golden.sequences.states, read_golden.sequences.golden.noise) == (STATES, Noise())
+    assert read_golden.sequences.lengths == (8, 4)
+    for result, expected in zip(read_golden.sequences.golden.cases, actual.golden.cases, strict=True):
         assert result.name == expected.name
         np.testing.assert_array_equal(result.inputs["x"], expected.inputs["x"])
-    assert [*read.cases[0].inputs] == ["x"], "sequences are no cases"
+    assert [*read_golden.cases[0].inputs] == ["x"], "sequences are no cases"
     assert GoldenSet(golden.cases).save(tmp_path / "plain.safetensors") != digest
 
 

@@ -27,8 +27,8 @@ def golden(count: int = 10) -> GoldenSet:
 def test_golden_cases_are_groups_of_samples(tmp_path):
     x = np.random.default_rng(1).standard_normal((10, 5)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)
-    frozen = freeze(Samples.open(tmp_path / "data.npz", SPECS, DIMS), SPECS, DIMS, double)
-    cases = list(frozen.of_kind("golden"))
+    frozen_golden = freeze(Samples.open(tmp_path / "data.npz", SPECS, DIMS), SPECS, DIMS, double)
+    cases = list(frozen_golden.of_kind("golden"))
     np.testing.assert_array_equal(np.concatenate([case.inputs["x"] for case in cases]), x)
     np.testing.assert_array_equal(np.concatenate([case.expected["y"] for case in cases]), x * 2)
 
@@ -61,9 +61,9 @@ def test_an_edge_uses_each_sample_once_before_repetition():
     """Tiled from one group of 4, places 0, 4 and 8 hold one sample, and answers that change places are not seen."""
     x = np.arange(20.0, dtype=np.float32).reshape(10, 2)
     groups = [{"x": x[start : start + 4]} for start in range(0, 10, 4)]
-    frozen = freeze(groups, [TensorSpec("x", "float32", ("batch", 2))], [Dim("batch", 1, 4, 13)], double)
-    (largest,) = [case.inputs["x"] for case in frozen.of_kind("edge") if case.name == "batch=13"]
-    assert len(np.unique(largest[:10], axis=0)) == 10 and len(largest) == 13
+    frozen_golden = freeze(groups, [TensorSpec("x", "float32", ("batch", 2))], [Dim("batch", 1, 4, 13)], double)
+    (largest_input,) = [case.inputs["x"] for case in frozen_golden.of_kind("edge") if case.name == "batch=13"]
+    assert len(np.unique(largest_input[:10], axis=0)) == 10 and len(largest_input) == 13
 
 
 def test_sizes_at_which_the_model_does_not_run_are_named():
@@ -82,34 +82,34 @@ def test_sizes_at_which_the_model_does_not_run_are_named():
 
 
 def test_edges_hold_real_data():
-    real = set(np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")]).flat)
-    assert all(value in real for case in golden().of_kind("edge") for value in case.inputs["x"].flat)
+    real_values = set(np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")]).flat)
+    assert all(value in real_values for case in golden().of_kind("edge") for value in case.inputs["x"].flat)
 
 
 def test_save_and_load_give_the_same_set(tmp_path):
-    frozen = golden()
-    digest = frozen.save(tmp_path / "golden.safetensors")
+    frozen_golden = golden()
+    digest = frozen_golden.save(tmp_path / "golden.safetensors")
     loaded = GoldenSet.load(tmp_path / "golden.safetensors")
-    assert digest == frozen.digest == loaded.digest
-    np.testing.assert_array_equal(loaded.labels, frozen.labels)
-    assert [(case.name, case.kind) for case in loaded.cases] == [(case.name, case.kind) for case in frozen.cases]
-    for one, other in zip(loaded.cases, frozen.cases, strict=True):
-        np.testing.assert_array_equal(one.inputs["x"], other.inputs["x"])
-        np.testing.assert_array_equal(one.expected["y"], other.expected["y"])
+    assert digest == frozen_golden.digest == loaded.digest
+    np.testing.assert_array_equal(loaded.labels, frozen_golden.labels)
+    assert [(case.name, case.kind) for case in loaded.cases] == [(case.name, case.kind) for case in frozen_golden.cases]
+    for one_case, other_case in zip(loaded.cases, frozen_golden.cases, strict=True):
+        np.testing.assert_array_equal(one_case.inputs["x"], other_case.inputs["x"])
+        np.testing.assert_array_equal(one_case.expected["y"], other_case.expected["y"])
 
 
 def test_bytes_are_deterministic_and_any_value_changes_them(tmp_path):
     assert golden().save(tmp_path / "a") == golden().save(tmp_path / "b")
-    changed = golden()
-    changed.cases[0].expected["y"][0, 0] += 1
-    assert changed.digest != golden().digest
+    changed_golden = golden()
+    changed_golden.cases[0].expected["y"][0, 0] += 1
+    assert changed_golden.digest != golden().digest
     assert GoldenSet(golden().cases, np.arange(10)[::-1]).digest != golden().digest
 
 
 def test_layouts_and_scalars_survive(tmp_path):
     tensors = {"f": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "s": np.float32(3), "b": np.array([True])}
-    frozen = freeze([tensors], [], [], lambda inputs: {"e": np.zeros((0, 3), np.int64)})
-    frozen.save(tmp_path / "g")
+    frozen_golden = freeze([tensors], [], [], lambda inputs: {"e": np.zeros((0, 3), np.int64)})
+    frozen_golden.save(tmp_path / "g")
     case = GoldenSet.load(tmp_path / "g").cases[0]
     np.testing.assert_array_equal(case.inputs["f"], tensors["f"])
     assert case.inputs["s"].shape == () and case.inputs["b"].dtype == bool and case.expected["e"].shape == (0, 3)
@@ -143,8 +143,8 @@ def test_plain_safetensors_and_other_formats_are_refused(tmp_path):
 
 
 def test_a_loaded_set_reads_cases_one_at_a_time(tmp_path):
-    big = np.ones((1, 1 << 20), np.float32)
-    GoldenSet(tuple(Case(str(i), "golden", {"x": big}, {}) for i in range(16))).save(tmp_path / "g")
+    big_array = np.ones((1, 1 << 20), np.float32)
+    GoldenSet(tuple(Case(str(i), "golden", {"x": big_array}, {}) for i in range(16))).save(tmp_path / "g")
     tracemalloc.start()
     assert sum(case.inputs["x"].size for case in GoldenSet.load(tmp_path / "g").cases) == 16 << 20
     peak = tracemalloc.get_traced_memory()[1]

@@ -76,8 +76,8 @@ class _Session(Session):
         if self._how == "no run":
             raise EnginesmithError("an illegal memory access was encountered")
         items = [np.asarray(value) for value in self._evaluator.run(None, dict(inputs))]
-        off = 1 if self._how == "wrong" else 0
-        return {spec.name: value + off for spec, value in zip(self.outputs, items, strict=True)}
+        off_number = 1 if self._how == "wrong" else 0
+        return {spec.name: value + off_number for spec, value in zip(self.outputs, items, strict=True)}
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
         return [1e-3 * (1 + index) for index in range(runs)]

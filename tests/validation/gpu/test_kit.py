@@ -83,8 +83,8 @@ def python(bare: dict[str, str], folder: Path, *words: object) -> subprocess.Com
 def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp_path: Path) -> None:
     result = python(bare, tmp_path, "-c", EVERY_MODULE)
     assert result.returncode == 0 and "all imported" in result.stdout, result.stderr
-    blocked = python(bare, tmp_path, "-c", "import click")
-    assert "as on a bare machine" in blocked.stderr, "the hook hides nothing, and this test says nothing"
+    blocked_python = python(bare, tmp_path, "-c", "import click")
+    assert "as on a bare machine" in blocked_python.stderr, "the hook hides nothing, and this test says nothing"
 
 
 @pytest.mark.slow
@@ -133,19 +133,19 @@ def test_an_unknown_backend_is_refused_at_once(capsys: pytest.CaptureFixture[str
 
 def test_measurements_are_stored_however_the_kit_ends(capsys, monkeypatch, tmp_path):
     """After the first try the file has it: here Ctrl-C ends the second, where a lost machine would as well."""
-    out, tried = tmp_path / "new" / "out.json", []
+    out_path, tried_names = tmp_path / "new" / "out.json", []
 
     def run_one(job: Job, workdir: Path) -> object:
-        tried.append(job.name)
-        if len(tried) == 2:
-            assert [item.outcome for item in Results.load(out).tries] == ["passed"]
+        tried_names.append(job.name)
+        if len(tried_names) == 2:
+            assert [item.outcome for item in Results.load(out_path).tries] == ["passed"]
             raise KeyboardInterrupt
         return run_job(job, workdir)
 
     monkeypatch.setattr("validation.gpu.kit.run_job", run_one)
-    assert main([*QUICK, "--backend", "onnxruntime", "--out", str(out)]) == 130
+    assert main([*QUICK, "--backend", "onnxruntime", "--out", str(out_path)]) == 130
     assert "interrupted; what was measured so far is kept" in capsys.readouterr().err
-    assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
+    assert len(Results.load(out_path).tries) == 1 and [path.name for path in out_path.parent.iterdir()] == ["out.json"]
 
 
 def test_an_unwritable_file_is_reported_at_once(capsys, monkeypatch, tmp_path):
@@ -196,7 +196,7 @@ ENGINE = KitTrial(
 
 def test_each_number_is_in_its_place_on_the_page() -> None:
     peaks = Peaks(3e12, {"float16": 8e14}, 2e-6, {"fp8": "no | such"})
-    other = KitTrial(
+    trial = KitTrial(
         kind="other generation", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_80",
         options={}, outcome="load failed", reason="no\nkernel image",
     )  # fmt: skip
@@ -207,7 +207,7 @@ def test_each_number_is_in_its_place_on_the_page() -> None:
     sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
     results = Results(
         "2026-11-22T03:00:00+00:00", HOPPER, {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
-        (ENGINE, other), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
+        (ENGINE, trial), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
     )  # fmt: skip
     text = page([results])
     assert "## NVIDIA H100, 2026-11-22" in text and "driver 580.1 (CUDA 13.0)" in text
@@ -218,13 +218,13 @@ def test_each_number_is_in_its_place_on_the_page() -> None:
     assert "torch.compile: no difference shown; torch.compile, max-autotune: not run, out of memory" in row
     assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
     assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | recorded |" in text
-    again = Results.from_json(json.loads(results.to_bytes()))
-    assert again == results and page([again]) == text
+    decoded_results = Results.from_json(json.loads(results.to_bytes()))
+    assert decoded_results == results and page([decoded_results]) == text
     assert json.loads(results.to_bytes())["kind"] == "enginesmith-gpu-results"
 
 
 def test_a_machine_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = devices.find_device("cpu")
-    assert here.is_cpu and here.compute_capability is None and here.memory_bytes > 1 << 28
+    device = devices.find_device("cpu")
+    assert device.is_cpu and device.compute_capability is None and device.memory_bytes > 1 << 28
     assert (HOPPER.target.name, HOPPER.target.product) == ("sm_90", "h100")
     assert devices.software()["numpy"] and now()[10] == "T"

@@ -12,15 +12,15 @@ from validation.limits.noise_floor import DoubleSession
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_deterministic_and_equal_in_both_precisions(name: str, tmp_path: Path) -> None:
-    single, half = (write(name, precision, "small", tmp_path) for precision in ("fp32", "fp16"))
+    single_path, half_path = (write(name, precision, "small", tmp_path) for precision in ("fp32", "fp16"))
     (tmp_path / "again").mkdir()
-    assert digest_of_file(single.path) == digest_of_file(write(name, "fp32", "small", tmp_path / "again").path)
-    assert single.inputs[0].shape == half.inputs[0].shape and half.inputs[0].dtype == "float16"
-    inputs = single.sample(2)
+    assert digest_of_file(single_path.path) == digest_of_file(write(name, "fp32", "small", tmp_path / "again").path)
+    assert single_path.inputs[0].shape == half_path.inputs[0].shape and half_path.inputs[0].dtype == "float16"
+    inputs = single_path.sample(2)
     assert np.array_equal(inputs["x"], inputs["x"].astype(np.float16))
-    exact = DoubleSession(single.path).run(inputs)["y"]
-    assert exact.shape == single.outputs[0].at({"batch": 2})
-    assert 0.05 < float(np.abs(exact).mean()) < 20, "values keep their size, far from fp16's largest"
+    exact_output = DoubleSession(single_path.path).run(inputs)["y"]
+    assert exact_output.shape == single_path.outputs[0].at({"batch": 2})
+    assert 0.05 < float(np.abs(exact_output).mean()) < 20, "values keep their size, far from fp16's largest"
 
 
 def test_a_full_size_model_is_valid(tmp_path: Path) -> None:
@@ -33,12 +33,12 @@ def test_cases_are_kept_without_safetensors_and_a_change_is_found(tmp_path: Path
     model = write("mlp", "fp32", "small", tmp_path)
     golden = freeze([model.sample(2)], model.inputs, [model.batch], DoubleSession(model.path).run)
     save_cases(golden, "a" * 64, tmp_path)
-    again, digest = load_cases(tmp_path)
+    second_set, digest = load_cases(tmp_path)
     assert digest == "a" * 64
-    for one, other in zip(golden.cases, again.cases, strict=True):
-        assert (one.name, one.kind) == (other.name, other.kind)
-        assert np.array_equal(one.inputs["x"], other.inputs["x"]) and np.array_equal(
-            one.expected["y"], other.expected["y"]
+    for case, other_case in zip(golden.cases, second_set.cases, strict=True):
+        assert (case.name, case.kind) == (other_case.name, other_case.kind)
+        assert np.array_equal(case.inputs["x"], other_case.inputs["x"]) and np.array_equal(
+            case.expected["y"], other_case.expected["y"]
         )
     (tmp_path / "cases.npz").write_bytes(b"PK")
     with pytest.raises(IntegrityError, match=r"digest that cases.json gives\); copy the folder again"):

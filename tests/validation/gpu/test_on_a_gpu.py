@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no NVIDIA 
 @pytest.mark.timeout(1800)
 def test_every_test_for_this_gpu_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_kit(KitOptions("cuda", ("mlp", "block"), peers=("eager",), seconds=0.2, size="small"), print)
-    bad = [item for item in result.tries if item.kind in ("engine", "peer") and item.outcome != "passed"]
-    assert not bad
+    bad_items = [item for item in result.tries if item.kind in ("engine", "peer") and item.outcome != "passed"]
+    assert not bad_items
     assert result.peaks and result.peaks.bytes_per_s > 1e10
     assert page([result])

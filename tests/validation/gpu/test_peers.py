@@ -48,16 +48,16 @@ def test_a_failing_peer_costs_no_number_of_the_engine(tmp_path, monkeypatch):
     terms = cases.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     result = cases.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
-    eager, compiled = result.races or ()
-    assert result.outcome == "passed" and eager.verdict in ("faster", "slower", "no difference shown")
-    assert eager.runs and eager.runs > 1 and eager.batch == 2
-    assert compiled == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
+    eager_judgement, races = result.races or ()
+    assert result.outcome == "passed" and eager_judgement.verdict in ("faster", "slower", "no difference shown")
+    assert eager_judgement.runs and eager_judgement.runs > 1 and eager_judgement.batch == 2
+    assert races == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
 
 
 def test_measured_roofs_bound_a_runs_time() -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
+    precision_before = torch.backends.cuda.matmul.fp32_precision
     actual = measure_peaks("cpu")
-    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert torch.backends.cuda.matmul.fp32_precision == precision_before
     assert actual.bytes_per_s > 1e7 and actual.launch_s > 0
     assert actual.operations_per_s.keys() | actual.missing.keys() == {"float32", "float16", "bfloat16", "int8"}
     peaks = Peaks(1e9, {"float16": 1e12}, 1e-6)
@@ -83,11 +83,11 @@ class _Event:
 
 
 def test_gpu_seconds_are_measured_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, waited = [], []
+    calls, waited_counts = [], []
     monkeypatch.setattr(torch.cuda, "Event", _Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(calls)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited_counts.append(len(calls)))
     assert seconds_of(lambda: calls.append(1), "cuda", 4) == pytest.approx([1e-3] * 4)
-    assert len(calls) == 5 and waited == [5], "one before, and read after all are done"
+    assert len(calls) == 5 and waited_counts == [5], "one before, and read after all are done"
 
 
 def test_only_a_signal_counts_against_the_engine() -> None:
@@ -101,5 +101,5 @@ def test_only_a_signal_counts_against_the_engine() -> None:
         "error": "not finished",
     }
     assert _describe_end(UnavailableError("no driver")) == TrialOutcome(outcome="not finished", reason="no driver")
-    killed = _describe_end(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))
-    assert killed.reason == "killed by SIGSEGV | 2 | 3 | 4"
+    killed_text = _describe_end(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))
+    assert killed_text.reason == "killed by SIGSEGV | 2 | 3 | 4"

@@ -36,14 +36,14 @@ def test_an_answer_belongs_to_its_inputs() -> None:
     recorder = RecordingSession(_Double())
     requests = {"x": np.arange(3, dtype=np.float32)}
     recorder.run(requests)
-    played = ReplaySession(_Double.inputs, _Double.outputs, recorder.answers)
-    assert np.array_equal(played.run(requests)["x"], [0, 2, 4])
-    others = [{"x": np.arange(4, dtype=np.float32)}, {"x": requests["x"].view(np.int32)}, {"y": requests["x"]}]
-    others += [{"x": requests["x"].reshape(3, 1)}, {"x": requests["x"] + 1}]
-    for other in others:
+    played_session = ReplaySession(_Double.inputs, _Double.outputs, recorder.answers)
+    assert np.array_equal(played_session.run(requests)["x"], [0, 2, 4])
+    other_fields = [{"x": np.arange(4, dtype=np.float32)}, {"x": requests["x"].view(np.int32)}, {"y": requests["x"]}]
+    other_fields += [{"x": requests["x"].reshape(3, 1)}, {"x": requests["x"] + 1}]
+    for other_field in other_fields:
         with pytest.raises(IntegrityError, match="has no answer to these inputs"):
-            played.run(other)
-    assert len({question(item) for item in [requests, *others]}) == 6
+            played_session.run(other_field)
+    assert len({question(item) for item in [requests, *other_fields]}) == 6
 
 
 BOMB = base64.b64encode(zlib.compress(b"\0" * 10_000_000)).decode()

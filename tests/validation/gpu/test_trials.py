@@ -66,10 +66,10 @@ def test_each_backends_answer_is_stored(model: KitModel, monkeypatch: pytest.Mon
     assert [(item.name, dict(item.options)) for item in tasks] == [
         ("fake mlp fp32 sm_90", {}), ("fake mlp fp32 sm_90 cuda_graphs=True", {"cuda_graphs": True})
     ]  # fmt: skip
-    why = {item.backend: (item.refused, item.reason) for item in actual if isinstance(item, Skipped)}
-    assert why["onnxruntime"] == (False, "builds no engines for sm_90")
-    assert why["tensorrt"][1].startswith("not installed; ")
-    assert why["tensorrt-rtx"][0] and "sm_90" in why["tensorrt-rtx"][1]
+    reason = {item.backend: (item.refused, item.reason) for item in actual if isinstance(item, Skipped)}
+    assert reason["onnxruntime"] == (False, "builds no engines for sm_90")
+    assert reason["tensorrt"][1].startswith("not installed; ")
+    assert reason["tensorrt-rtx"][0] and "sm_90" in reason["tensorrt-rtx"][1]
     assert tasks[1].request.key != tasks[0].request.key
     with pytest.raises(UnknownNameError):
         list(own_tasks([model], HOPPER, ["fak"]))
@@ -80,8 +80,8 @@ def test_engines_for_every_other_generation_are_tried(model: KitModel, monkeypat
     actual = list(other_tasks(model, HOPPER))
     built_for = [item.request.target.sm for item in actual if isinstance(item, BuildTask) and "rtx" in item.name]
     assert built_for == ["sm_80", "sm_86", "sm_89", "sm_120", "sm_121"], "fp32 is refused for sm_75"
-    refused = {item.built_for for item in actual if isinstance(item, Skipped)}
-    assert {"sm_75", "sm_100", "sm_103"} == refused
+    refused_texts = {item.built_for for item in actual if isinstance(item, Skipped)}
+    assert {"sm_75", "sm_100", "sm_103"} == refused_texts
     assert "sm_90" not in {item.request.target.sm for item in actual if isinstance(item, BuildTask)}
     assert not list(other_tasks(model, find_device("cpu")))
     assert list(other_tasks(model, HOPPER, ["fake"]))

@@ -18,10 +18,10 @@ ROOFS = Roofs({"float32": 5.2e11, "int8": 1.6e12}, 1.9e10, 5e10, 18 << 20, 2.9e-
 def bucket(batch: int, count: int = 500, others: float = 0.02) -> BucketLatency:
     rng = np.random.default_rng(batch)
     series = 4e-5 * batch * np.exp(0.05 * rng.standard_normal(count))
-    quiet = SystemLoad(1.0, 0.3, others, 0.0, 2.0, None, 2)
+    quiet_load = SystemLoad(1.0, 0.3, others, 0.0, 2.0, None, 2)
     return BucketLatency(
         f"batch={batch}", {"batch": batch}, batch, 1e-3, count + 20, 20, True, float(series.mean()), quantiles(series),
-        curve(series), 12_000_000 + batch, quiet, quantiles(0.9 * series, (0.5,))[0],
+        curve(series), 12_000_000 + batch, quiet_load, quantiles(0.9 * series, (0.5,))[0],
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def latency_report(others: float = 0.02, **changes: object) -> LatencyReport:
     result = profile()
     costs = executed_costs(result)
     graph = GraphCosts([GraphNode(cost, {}, {}) for cost in costs], ["y"], ["/mask/NonZero"])
-    usual = LatencyReport(
+    usual_report = LatencyReport(
         unit="cpu fp32 onnxruntime",
         engine=ENGINE,
         golden="f" * 64,
@@ -56,4 +56,4 @@ def latency_report(others: float = 0.02, **changes: object) -> LatencyReport:
         processes=5,
         anatomy=break_down("batch=8", 8e-3, graph, result, ROOFS),
     )
-    return replace(usual, **changes)
+    return replace(usual_report, **changes)

@@ -24,10 +24,10 @@ def test_a_planted_bound_is_found(bound, tmp_path):
     for _ in range(3):
         result = measured(path, tmp_path)
         rows = result.profile.nodes
-        seen = {result.diagnosis.bound, bound if bound == "overhead" else rows[0].diagnosis.bound}
-        if seen == {bound} and result.diagnosis.clear:
+        seen_bounds = {result.diagnosis.bound, bound if bound == "overhead" else rows[0].diagnosis.bound}
+        if seen_bounds == {bound} and result.diagnosis.clear:
             break
-    assert seen == {bound}
+    assert seen_bounds == {bound}
     assert result.diagnosis.clear
     assert len(rows) == result.graph.nodes
     assert {row.cost.macs for row in rows} == {768**3 if bound == "compute" else 0}
@@ -60,8 +60,8 @@ def test_shares_are_minimum_times_over_the_measured_one():
     assert message.bound == "compute" and message.clear
     # More than the cache holds comes from memory, ten times slower.
     assert diagnose_run(1e-3, [cost(0, 2000)], LIMITS, 1001).bandwidth == pytest.approx(0.02)
-    slow = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
-    assert slow.bound == "compute" and not slow.clear
+    slow_diagnosis = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
+    assert slow_diagnosis.bound == "compute" and not slow_diagnosis.clear
     assert diagnose_node(1e-6, cost(10, 10), LIMITS, 10).bound == "overhead"
 
 

@@ -43,6 +43,6 @@ def test_the_unit_is_irrelevant() -> None:
 
 def test_a_step_of_the_level_hardly_affects_the_noise() -> None:
     logs = np.log(noisy(4, 200))
-    stepped = np.where(np.arange(200) < 100, logs, logs + 1.0)
-    assert noise_of(stepped) == pytest.approx(noise_of(logs), rel=0.2)
-    assert np.abs(clip(stepped, noise_of(stepped)) - stepped).max() < 0.05
+    stepped_array = np.where(np.arange(200) < 100, logs, logs + 1.0)
+    assert noise_of(stepped_array) == pytest.approx(noise_of(logs), rel=0.2)
+    assert np.abs(clip(stepped_array, noise_of(stepped_array)) - stepped_array).max() < 0.05

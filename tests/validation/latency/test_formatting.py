@@ -26,8 +26,8 @@ from validation.latency.roofline.breakdown import diagnose
 def test_a_row_shows_intervals_and_gaps():
     row = format_bucket(latency_report().buckets[0])
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", row["p50"])
-    wide = Quantile(0.5, 9e-4, 8e-4, 2e-3, 500.0, 6)
-    assert re.fullmatch(r"\S+ µs \(\S+ µs to \S+ ms\)", format_quantile(wide))
+    wide_quantile = Quantile(0.5, 9e-4, 8e-4, 2e-3, 500.0, 6)
+    assert re.fullmatch(r"\S+ µs \(\S+ µs to \S+ ms\)", format_quantile(wide_quantile))
     assert (row["p99"], row["p99.9"]) == ("", "")
     assert row["runs"] == "300 (+20 warm-up)" and row["memory"] == "12 MB"
 
@@ -45,12 +45,12 @@ def test_the_diagnosis_shows_its_evidence():
 def test_the_page_explains_the_timing_and_its_intervals():
     report = latency_report()
     assert any(", working set " in line for line in describe_report(report))
-    for moved, end in (
+    for moved_number, end in (
         (750, "25 % saved"),
         (1000, "0 % saved"),
         (1250, "25 % more, for conversions that the runtime added"),
     ):
-        traffic = replace(report.anatomy.traffic, unfused_bytes=1000, fused_bytes=moved)
+        traffic = replace(report.anatomy.traffic, unfused_bytes=1000, fused_bytes=moved_number)
         lines = [*describe_report(replace(report, anatomy=replace(report.anatomy, traffic=traffic)))]
         assert any(line.endswith(f" ({end})") for line in lines)
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", format_bucket(report.buckets[0])["runtime"])
@@ -65,12 +65,12 @@ def test_the_page_explains_the_timing_and_its_intervals():
 
 
 def test_a_busy_machine_is_reported_once_for_each_reason():
-    quiet, busy = latency_report(), latency_report(others=0.8)
-    busy = replace(busy, buckets=busy.buckets * 2)
-    assert "the machine was quiet" in list(describe_report(quiet))
-    (message,) = [line for line in describe_report(busy) if "busy" in line]
+    quiet_report, busy_report = latency_report(), latency_report(others=0.8)
+    busy_report = replace(busy_report, buckets=busy_report.buckets * 2)
+    assert "the machine was quiet" in list(describe_report(quiet_report))
+    (message,) = [line for line in describe_report(busy_report) if "busy" in line]
     assert message.count("other processes used 80 % of the 2 cores") == 1
-    assert any("/mask/NonZero" in line for line in describe_report(quiet))
+    assert any("/mask/NonZero" in line for line in describe_report(quiet_report))
 
 
 def test_times_without_a_column_become_remarks():
@@ -79,11 +79,11 @@ def test_times_without_a_column_become_remarks():
     assert note.startswith("too few runs for p99 at batch=1 (made 300, needs 368), p99.9 at batch=1 (made 300, needs ")
     assert list(list_remarks(report, ("p50", "p90"))) == []
     assert note in list(describe_report(report))
-    first, second, third = report.buckets
-    slow = replace(report, buckets=(first, replace(second, mean_s=6.8 * second.median_s), third))
+    first_bucket, second_bucket, bucket = report.buckets
+    slow = replace(report, buckets=(first_bucket, replace(second_bucket, mean_s=6.8 * second_bucket.median_s), bucket))
     assert list(list_remarks(slow, ("p50",))) == ["some runs were delayed: the mean is 6.8 times the median at batch=8"]
-    (busy,) = list_remarks(latency_report(others=0.8), ("p50",))
-    assert busy.startswith("the machine was busy: ")
+    (busy_text,) = list_remarks(latency_report(others=0.8), ("p50",))
+    assert busy_text.startswith("the machine was busy: ")
 
 
 def test_items_a_second_follow_from_the_median_beside_them():
@@ -94,8 +94,8 @@ def test_items_a_second_follow_from_the_median_beside_them():
 
 def test_no_share_exceeds_the_whole():
     result = latency_report().anatomy
-    first, *rest = result.profile.nodes
-    nodes = (replace(first, diagnosis=diagnose(1e-6, 2.0, 0.1, 0.2)), *rest)
+    first_node, *rest = result.profile.nodes
+    nodes = (replace(first_node, diagnosis=diagnose(1e-6, 2.0, 0.1, 0.2)), *rest)
     profile = replace(result.profile, nodes=nodes)
     result = replace(result, diagnosis=diagnose(8e-3, 2.01, 0.1, 2.84), profile=profile)
     text = describe_diagnosis(result)
@@ -104,8 +104,8 @@ def test_no_share_exceeds_the_whole():
 
 
 def test_surroundings_give_the_reason_for_a_busy_machine():
-    now = SystemLoadMonitor().stop()
-    assert now.cores >= 1 and now.seconds > 0
+    current_duration = SystemLoadMonitor().stop()
+    assert current_duration.cores >= 1 and current_duration.seconds > 0
     assert SystemLoad(1.0, 0.1, 0.05, 0.0, 10.0, 0, 2).busy == ()
     assert SystemLoad(1.0, None, None, None, 0.0, None, 2).busy == ()
     assert SystemLoad(1.0, 0.1, 0.05, 0.0, 54_000.0, 0, 2).busy == ()  # its own threads switch each other away
@@ -125,16 +125,16 @@ def test_the_slowest_nodes_come_first_with_their_bounds():
 
 def test_a_comparison_gives_the_detectable_difference():
     ratios = (Ratio(0.5, 0.97, 0.95, 0.99, 0.028), Ratio(0.99, None, None, None, None, "too few"))
-    quiet = SystemLoad(1.0, 0.1, 0.0, 0.0, 0.0, 0, 2)
-    paired = PairedBenchmark(
+    quiet_load = SystemLoad(1.0, 0.1, 0.0, 0.0, 0.0, 0, 2)
+    paired_benchmark = PairedBenchmark(
         verdict="faster", ratios=ratios, medians_s=(9.7e-5, 1e-4), runs=900, openings=8,
-        bucket="batch=8", items=8, seed=3, surroundings=quiet,
+        bucket="batch=8", items=8, seed=3, surroundings=quiet_load,
     )  # fmt: skip
-    first, second, third, _ = describe_pair(paired)
-    assert first == "faster: 97 µs against 100 µs at batch=8"
-    assert "0.9700 times" in second and "a difference of 2.8 % would have been shown" in second
-    assert third.endswith("p99: too few")
-    noisy = replace(paired, ratios=(replace(ratios[0], detectable=3.72),))
+    first_text, second_text, third_text, _ = describe_pair(paired_benchmark)
+    assert first_text == "faster: 97 µs against 100 µs at batch=8"
+    assert "0.9700 times" in second_text and "a difference of 2.8 % would have been shown" in second_text
+    assert third_text.endswith("p99: too few")
+    noisy = replace(paired_benchmark, ratios=(replace(ratios[0], detectable=3.72),))
     assert "a difference of 372 % would have been shown" in list(describe_pair(noisy))[1]
 
 
@@ -155,8 +155,8 @@ def test_the_page_has_a_section_with_table_and_distribution():
 def test_device_time_is_reported_where_the_device_measures_it():
     report = latency_report()
     assert not any("device itself" in line for line in describe_report(report))
-    first, second, third = report.buckets
-    report = replace(report, buckets=(first, replace(second, device_s=2e-3), third))
+    first_bucket, second_bucket, third_bucket = report.buckets
+    report = replace(report, buckets=(first_bucket, replace(second_bucket, device_s=2e-3), third_bucket))
     (message,) = [line for line in describe_report(report) if "device itself" in line]
     assert message.startswith("the device itself is busy, without copies: 2 ms of ")
 
@@ -165,10 +165,10 @@ def test_a_report_survives_json():
     report = latency_report()
     document = json.loads(json.dumps(encode(report), allow_nan=False))
     assert decode(document, LatencyReport) == report
-    first = document["buckets"][0]
-    assert {"median_s", "items_per_s", "surroundings"} <= first.keys() and first["surroundings"]["busy"] == []
+    bucket = document["buckets"][0]
+    assert {"median_s", "items_per_s", "surroundings"} <= bucket.keys() and bucket["surroundings"]["busy"] == []
     assert {"saved", "source"} <= document["anatomy"]["traffic"].keys()
     assert {"intensity", "macs", "by_dtype", "unsized"} <= document["anatomy"]["graph"].keys()
     # What follows from other numbers cannot be made to say something else.
-    first["items_per_s"] = 1e9
+    bucket["items_per_s"] = 1e9
     assert decode(document, LatencyReport) == report

@@ -28,8 +28,8 @@ def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
     assert actual.of("y", "golden").sqnr_db == limit
     assert ("looser than 80" in actual.notes["y", "golden"]) == (limit < 80)
     noise = Noise({"y": {"edge": OutputFloor(floor, 1e-6)}})
-    honest = Honest({("y", "batch=3"): Drift(count=8, expected_sq=1.0, error_sq=1e-12)})
-    assert budgets("engine", "fp32", noise, honest).of("y", "batch=3").sqnr_db == limit, "an edge of its own"
+    honest_drifts = Honest({("y", "batch=3"): Drift(count=8, expected_sq=1.0, error_sq=1e-12)})
+    assert budgets("engine", "fp32", noise, honest_drifts).of("y", "batch=3").sqnr_db == limit, "an edge of its own"
 
 
 def test_every_default_is_in_the_documentation():
@@ -80,10 +80,10 @@ def test_the_limit_of_a_graphs_element_is_not_stricter_than_its_sqnr(precision):
 def test_one_percent_of_an_int8_state_may_be_one_step_off():
     drift = Drift(count=1000, expected_sq=1000.0, error_sq=1e-12, centered_sq=1000.0)
     actual = budgets("engine", "int8", None, Honest({("present", "golden"): drift, ("y", "golden"): drift}))
-    allowed = allow_near_ties(actual, {"present": 0.1}, {("present", "golden"): drift, ("y", "golden"): drift})
-    assert allowed.of("y", "golden") == actual.of("y", "golden")
-    budget = allowed.of("present", "golden")
+    allowed_budgets = allow_near_ties(actual, {"present": 0.1}, {("present", "golden"): drift, ("y", "golden"): drift})
+    assert allowed_budgets.of("y", "golden") == actual.of("y", "golden")
+    budget = allowed_budgets.of("present", "golden")
     assert budget.slice_sqnr_db is None and actual.of("present", "golden").slice_sqnr_db is not None
-    off = [Drift(count=1000, expected_sq=1000.0, error_sq=steps * 0.1**2) for steps in (10, 11)]
-    assert [within("sqnr_db", each.sqnr_db, budget.sqnr_db) for each in off] == [True, False]
-    assert "one element in 100 may be a step of 0.1 off" in allowed.notes["present", "golden"]
+    off_drifts = [Drift(count=1000, expected_sq=1000.0, error_sq=steps * 0.1**2) for steps in (10, 11)]
+    assert [within("sqnr_db", item.sqnr_db, budget.sqnr_db) for item in off_drifts] == [True, False]
+    assert "one element in 100 may be a step of 0.1 off" in allowed_budgets.notes["present", "golden"]

@@ -46,9 +46,9 @@ def test_convolutions_equal_onnxruntimes_except_for_rounding(tmp_path: Path, kin
     text, shape = CONVOLUTIONS[kind]
     path = net(tmp_path, f"y = {text}", "float[n,6,9,8] x", "float[n,c,h,v] y", w=normal(*shape), b=normal(shape[0]))
     x = normal(2, 6, 9, 8, seed=1)
-    exact, single = DoubleSession(path).run({"x": x})["y"], OrtSession(path, optimized=False).run({"x": x})["y"]
-    assert exact.dtype == np.float64 and exact.shape == single.shape
-    np.testing.assert_allclose(single, exact, rtol=1e-4, atol=1e-5)
+    exact_output, output = DoubleSession(path).run({"x": x})["y"], OrtSession(path, optimized=False).run({"x": x})["y"]
+    assert exact_output.dtype == np.float64 and exact_output.shape == output.shape
+    np.testing.assert_allclose(output, exact_output, rtol=1e-4, atol=1e-5)
 
 
 def test_constants_casts_and_normalizations_are_widened(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_limits_are_a_documented_distance_below_the_floor(precision, limit) -> N
 
 def test_limits_of_the_spec_replace_the_floor_too() -> None:
     assert budgets("engine", "fp32", NOISE).override({"sqnr_db": 50}).of("y", "golden").sqnr_db == 50
-    lifted = budgets("engine", "fp32", NOISE).override({"sqnr_db": None})
-    assert lifted.of("y", "golden").sqnr_db is None and not lifted.notes
+    lifted_budget = budgets("engine", "fp32", NOISE).override({"sqnr_db": None})
+    assert lifted_budget.of("y", "golden").sqnr_db is None and not lifted_budget.notes
     assert budgets("engine", "fp32", NOISE).override({"cosine": 0.9}).of("y", "golden").cosine == 0.9
 
 

@@ -50,26 +50,26 @@ def test_outputs_within_the_strictest_limits_are_within_measured_limits(precisio
     drift = measure(expected, off(10.0**honest, seed + 1, None)(ROWS), samples=len(ROWS))
     strictest_drifts = Honest({("y", kind): drift for kind in kinds})
     noise = None if floor is None else Noise({"y": {kind: OutputFloor(floor, 1e-6) for kind in kinds}})
-    measured = OutputLimits(budgets("engine", precision, noise, strictest_drifts), strictest_drifts.drifts)
-    first = OutputLimits(strictest("engine", precision, noise))
+    measured_limits = OutputLimits(budgets("engine", precision, noise, strictest_drifts), strictest_drifts.drifts)
+    first_limits = OutputLimits(strictest("engine", precision, noise))
     golden = frozen(detector, ROWS)
     candidate = Fake(off(10.0**actual, seed, column))
-    if broken(drift_checks("engine", Fake(detector), candidate, golden, measured)):
-        assert broken(drift_checks("engine", Fake(detector), candidate, golden, first))
+    if broken(drift_checks("engine", Fake(detector), candidate, golden, measured_limits)):
+        assert broken(drift_checks("engine", Fake(detector), candidate, golden, first_limits))
 
 
 def test_looser_limits_are_computed_once_and_only_after_a_failed_check():
     requests = []
 
     def looser():
-        for least in (60.0, 20.0, 5.0):
-            requests.append(least)
-            yield OutputLimits.of(Budget(sqnr_db=least))
+        for least_db in (60.0, 20.0, 5.0):
+            requests.append(least_db)
+            yield OutputLimits.of(Budget(sqnr_db=least_db))
 
-    golden, exact, rough = frozen(detector, ROWS), Fake(detector), Fake(off(3e-2, 0, None))
+    golden, exact_runner, rough = frozen(detector, ROWS), Fake(detector), Fake(off(3e-2, 0, None))
     limits = StagedLimits(OutputLimits.of(Budget(sqnr_db=100.0)), looser())
-    assert not broken(drift_checks("engine", exact, exact, golden, limits)) and requests == []
-    checks = drift_checks("engine", exact, rough, golden, limits)
+    assert not broken(drift_checks("engine", exact_runner, exact_runner, golden, limits)) and requests == []
+    checks = drift_checks("engine", exact_runner, rough, golden, limits)
     assert not broken(checks) and requests == [60.0, 20.0]
     assert {check.limit for check in checks if check.name == "sqnr_db"} == {20.0}
     assert limits.loosest().budgets.default.sqnr_db == 5.0 and requests == [60.0, 20.0, 5.0]

@@ -110,15 +110,15 @@ def test_edges_with_few_elements_rarely_exceed_their_limit() -> None:
 
 
 def test_only_integers_have_these_limits_and_limits_of_the_spec_replace_them() -> None:
-    honest = Honest(decisions={"y": Decisions(20, 1000)})
-    actual = budgets("engine", "int8", None, honest)
+    honest_drifts = Honest(decisions={"y": Decisions(20, 1000)})
+    actual = budgets("engine", "int8", None, honest_drifts)
     assert actual.of("y", "golden").argmax_agreement == 0.96 and actual.of("z", "golden") == actual.default
     assert actual.override({"sqnr_db": 20.0}).of("y", "golden").argmax_agreement == 0.96
-    asked = actual.override({"argmax_agreement": 0.999})
-    assert asked.of("y", "golden").argmax_agreement == 0.999 and not asked.notes
-    assert budgets("quantization", "fp16", None, honest).of("y", "golden").argmax_agreement == 0.96
-    exact: Budgets = budgets("engine", "fp32", None, honest)
-    assert exact.of("y", "golden") == default_budget("engine", "fp32")
+    asked_budget = actual.override({"argmax_agreement": 0.999})
+    assert asked_budget.of("y", "golden").argmax_agreement == 0.999 and not asked_budget.notes
+    assert budgets("quantization", "fp16", None, honest_drifts).of("y", "golden").argmax_agreement == 0.96
+    exact_budgets: Budgets = budgets("engine", "fp32", None, honest_drifts)
+    assert exact_budgets.of("y", "golden") == default_budget("engine", "fp32")
     assert strictest("engine", "int8", None).of("y", "golden").argmax_agreement is None  # all must be equal
 
 
@@ -142,22 +142,22 @@ def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric
 def test_few_elements_allow_the_spread_of_a_second_sample(count: int) -> None:
     """Of two samples of one honest rounding, the second is over four times what is allowed in hardly any case."""
     rng = np.random.default_rng(0)
-    plain = allowed = 0
+    plain_number = allowed_number = 0
     for _ in range(1000):
         expected = np.ones((count, 1))
-        first = measure(expected, expected + 1e-6 * rng.normal(size=(count, 1)), samples=count)
-        second = float(np.square(1e-6 * rng.normal(size=(48, 1))).mean())
-        plain += second > 4 * first.error_sq / count
-        allowed += second > 4 * with_chance(first, count).error_sq / count
-    assert allowed <= 10 and (count > 8 or plain > 10)
+        first_measurement = measure(expected, expected + 1e-6 * rng.normal(size=(count, 1)), samples=count)
+        second_value = float(np.square(1e-6 * rng.normal(size=(48, 1))).mean())
+        plain_number += second_value > 4 * first_measurement.error_sq / count
+        allowed_number += second_value > 4 * with_chance(first_measurement, count).error_sq / count
+    assert allowed_number <= 10 and (count > 8 or plain_number > 10)
 
 
 def test_many_elements_allow_no_more() -> None:
     expected = np.random.default_rng(0).normal(size=(32, 4))
     drift = measure(expected, expected * (1 + 1e-6), samples=32)
     assert with_chance(drift, drift.count).error_sq == drift.error_sq
-    slices, same = drift.slices, with_chance(drift, drift.count).slices
-    assert slices and same and np.array_equal(same.axes[1].error_sq, slices.axes[1].error_sq)
+    slices, same_slices = drift.slices, with_chance(drift, drift.count).slices
+    assert slices and same_slices and np.array_equal(same_slices.axes[1].error_sq, slices.axes[1].error_sq)
 
 
 def test_only_a_slice_with_few_large_errors_gets_more_allowance() -> None:
@@ -199,12 +199,12 @@ def test_the_quartile_matches_its_definition_and_can_be_merged(shape: tuple[int,
 
 def test_few_large_errors_do_not_hide_an_error_of_all_samples() -> None:
     expected, actual = noisy()
-    flipped = actual.copy()
-    flipped[:10] += 0.5
-    assert measure(expected, flipped, samples=48).sqnr_db < 15
-    assert measure(expected, flipped, samples=48).quartile_sqnr_db > 75
-    flipped[:13] += 0.5
-    assert measure(expected, flipped, samples=48).quartile_sqnr_db < 15
+    flipped_actual = actual.copy()
+    flipped_actual[:10] += 0.5
+    assert measure(expected, flipped_actual, samples=48).sqnr_db < 15
+    assert measure(expected, flipped_actual, samples=48).quartile_sqnr_db > 75
+    flipped_actual[:13] += 0.5
+    assert measure(expected, flipped_actual, samples=48).quartile_sqnr_db < 15
 
 
 def test_equal_samples_and_those_that_are_not_finite() -> None:
@@ -270,10 +270,10 @@ def drift_of(errors: np.ndarray) -> Drift:
 def test_few_samples_set_no_limit_and_many_set_one_above_their_worst() -> None:
     assert sqnr_of_most(drift_of(np.full(FEWEST_SAMPLES - 1, 1e-9))) is None
     assert sqnr_of_most(Drift(count=48)) is None
-    for count, more in ((16, 0), (24, 1), (48, 4)):
-        errors = np.where(np.arange(count) < more, 1e-4, 1e-9)
+    for count, more_number in ((16, 0), (24, 1), (48, 4)):
+        errors = np.where(np.arange(count) < more_number, 1e-4, 1e-9)
         assert sqnr_of_most(drift_of(errors)) == pytest.approx(90, abs=NEAR)
-        errors[more] = 1e-4
+        errors[more_number] = 1e-4
         assert sqnr_of_most(drift_of(errors)) == pytest.approx(40, abs=NEAR)
 
 
@@ -282,10 +282,10 @@ def test_small_changes_in_many_samples_raise_no_alarm(count: int) -> None:
     """Whatever share moves: another kernel moves others, and seldom a quarter where an honest run moved few."""
     rng = np.random.default_rng(0)
     for share in np.linspace(0.02, 0.6, 30):
-        honest, engine = (rng.random((2000, count)) < share for _ in range(2))
-        strict = honest.sum(1) <= count // 8 - 2
-        off = engine.sum(1) > count - math.ceil(0.75 * count)
-        assert np.mean(strict & off) <= 0.012
+        is_honest, engine = (rng.random((2000, count)) < share for _ in range(2))
+        is_strict = is_honest.sum(1) <= count // 8 - 2
+        is_off = engine.sum(1) > count - math.ceil(0.75 * count)
+        assert np.mean(is_strict & is_off) <= 0.012
 
 
 def test_edges_are_not_judged_by_a_quartile() -> None:

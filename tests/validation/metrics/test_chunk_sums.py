@@ -21,11 +21,11 @@ def test_chunks_summed_together_equal_single_ones(size, seed, noise, odd):
     actual = expected + np.float32(noise) * (expected if noise < 0 else errors)
     for place, value in odd.items():
         (actual if place % 2 else expected)[place % size] = value
-    together, apart = ChunkSums(0), ChunkSums(0)
-    together.take_span(expected, actual, 16)
-    for at in range(0, size, 16):
-        apart.take(expected[at : at + 16], actual[at : at + 16])
+    joint_sums, separate_sums = ChunkSums(0), ChunkSums(0)
+    joint_sums.take_span(expected, actual, 16)
+    for index in range(0, size, 16):
+        separate_sums.take(expected[index : index + 16], actual[index : index + 16])
     for name in ("taken", "count", "max_abs", "peak", "nonfinite", "infinite", "worst"):
-        assert getattr(together, name) == getattr(apart, name), name
-    assert together.sums == pytest.approx(apart.sums, rel=1e-9, abs=1e-12 * apart.sums[1])
-    assert together.sums[2] == pytest.approx(apart.sums[2], rel=1e-6, abs=0)  # where most of it cancels
+        assert getattr(joint_sums, name) == getattr(separate_sums, name), name
+    assert joint_sums.sums == pytest.approx(separate_sums.sums, rel=1e-9, abs=1e-12 * separate_sums.sums[1])
+    assert joint_sums.sums[2] == pytest.approx(separate_sums.sums[2], rel=1e-6, abs=0)  # where most of it cancels

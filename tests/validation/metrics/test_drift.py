@@ -33,19 +33,19 @@ def test_metrics_match_their_definitions(pair):
 @given(PAIRS, st.integers(0, 50))
 def test_merging_parts_gives_the_whole(pair, at):
     expected, actual = pair
-    merged = measure(expected[:at], actual[:at]).merge(measure(expected[at:], actual[at:]))
-    whole = measure(expected, actual)
-    assert (merged.count, merged.max_abs, merged.peak) == (whole.count, whole.max_abs, whole.peak)
-    assert merged.error_sq == pytest.approx(whole.error_sq)
-    assert merged.dot == pytest.approx(whole.dot, rel=1e-9, abs=1e-3)
+    merge = measure(expected[:at], actual[:at]).merge(measure(expected[at:], actual[at:]))
+    measurement = measure(expected, actual)
+    assert (merge.count, merge.max_abs, merge.peak) == (measurement.count, measurement.max_abs, measurement.peak)
+    assert merge.error_sq == pytest.approx(measurement.error_sq)
+    assert merge.dot == pytest.approx(measurement.dot, rel=1e-9, abs=1e-3)
 
 
 def test_measurements_of_one_part_are_kept():
     expected = np.random.default_rng(0).normal(size=(20, 3))
-    measured = measure(expected, expected + 0.1, decisions=True, samples=20)
-    for merged in (measured.merge(Drift()), Drift().merge(measured)):
-        assert merged == measured and merged.rows is not None
-        assert merged.slices is measured.slices and merged.samples is measured.samples
+    measurement = measure(expected, expected + 0.1, decisions=True, samples=20)
+    for merge in (measurement.merge(Drift()), Drift().merge(measurement)):
+        assert merge == measurement and merge.rows is not None
+        assert merge.slices is measurement.slices and merge.samples is measurement.samples
 
 
 @given(FLOATS)
@@ -103,8 +103,8 @@ def test_without_signal_any_error_is_infinite():
 
 
 def test_integers_are_compared_for_equality_beyond_float64():
-    big = np.array([2**60, 2**60 + 1, 0, 0])
-    drift = measure(big, np.array([2**60 + 1, 2**60 + 1, 0, 0]))
+    big_array = np.array([2**60, 2**60 + 1, 0, 0])
+    drift = measure(big_array, np.array([2**60 + 1, 2**60 + 1, 0, 0]))
     assert drift.mismatches == 1
     assert drift.argmax_agreement == 0.75
     assert measure(np.array([True, False]), np.array([True, True])).mismatches == 1
@@ -136,8 +136,8 @@ def test_layout_is_irrelevant(seed, layout):
     expected, noise = rng.normal(size=(2, 40, 30)).astype(np.float32)
     actual = expected + noise
     views = {"swapped": lambda x: x.T, "stepped": lambda x: x[::3, 1::2], "reversed": lambda x: x[::-1]}
-    left, right = views[layout](expected), views[layout](actual)
-    one, other = measure(left, right), measure(left.copy(), right.copy())
+    left_view, right_view = views[layout](expected), views[layout](actual)
+    one, other = measure(left_view, right_view), measure(left_view.copy(), right_view.copy())
     assert (one.count, one.max_abs, one.worst_index) == (other.count, other.max_abs, other.worst_index)
     assert one.sqnr_db == pytest.approx(other.sqnr_db)
 

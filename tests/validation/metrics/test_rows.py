@@ -39,20 +39,20 @@ def test_divergences_match_their_definitions(shape, seed, noise):
 def test_top_k_is_the_share_of_the_k_likeliest_classes(seed, k, length):
     e, a = logits((6, length), seed), logits((6, length), seed + 1)
     k = min(k, length)
-    shared = [len(set(np.argsort(x)[-k:]) & set(np.argsort(y)[-k:])) / k for x, y in zip(e, a, strict=True)]
+    shared_counts = [len(set(np.argsort(x)[-k:]) & set(np.argsort(y)[-k:])) / k for x, y in zip(e, a, strict=True)]
     rows = measure_rows(e, a, k)
-    assert rows.top_k_agreement == pytest.approx(np.mean(shared))
+    assert rows.top_k_agreement == pytest.approx(np.mean(shared_counts))
     assert rows.flips == np.count_nonzero(e.argmax(1) != a.argmax(1))
     assert rows.argmax_agreement == pytest.approx(1 - rows.flips / 6)
 
 
 def test_many_small_blocks_equal_one(monkeypatch):
     e, a = logits((3, 4, 5, 6), 0), logits((3, 4, 5, 6), 1)
-    whole = measure_rows(e, a)
+    whole_sums = measure_rows(e, a)
     monkeypatch.setattr("validation.metrics.drift.CHUNK", 13)
     parts = measure_rows(e, a)
-    assert (parts.count, parts.agreeing, parts.worst) == (whole.count, whole.agreeing, whole.worst)
-    assert parts.js_max == pytest.approx(whole.js_max) and parts.kl == pytest.approx(whole.kl)
+    assert (parts.count, parts.agreeing, parts.worst) == (whole_sums.count, whole_sums.agreeing, whole_sums.worst)
+    assert parts.js_max == pytest.approx(whole_sums.js_max) and parts.kl == pytest.approx(whole_sums.kl)
 
 
 def test_a_non_finite_row_has_no_divergence_and_passes_nothing():
@@ -66,8 +66,8 @@ def test_scalars_and_empty_arrays_have_no_rows():
     assert measure_rows(np.float32(1).reshape(()), np.float32(2).reshape(())) == RowSums()
     assert measure_rows(np.zeros((0, 4)), np.zeros((0, 4))).kl == 0
     assert measure_rows(np.zeros((3, 0)), np.zeros((3, 0))).count == 0
-    few = measure_rows(np.zeros((2, 3)), np.zeros((2, 3)))
-    assert RowSums().merge(few).k == few.merge(RowSums()).k == 3, "they do not say of how many classes"
+    few_sums = measure_rows(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert RowSums().merge(few_sums).k == few_sums.merge(RowSums()).k == 3, "they do not say of how many classes"
 
 
 def test_an_unmeasured_decision_passes_no_limit():

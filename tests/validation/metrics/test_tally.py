@@ -27,18 +27,18 @@ def spread(*pairs: tuple[np.ndarray, np.ndarray], samples: int | None = None) ->
 def test_quantiles_of_the_error_are_within_a_percent_of_the_true_ones():
     expected, actual = pair()
     result = spread((expected, actual))
-    true = np.quantile(np.abs(actual.astype(float) - expected), np.linspace(0, 1, 101), method="inverted_cdf")
-    np.testing.assert_allclose(result.abs_error, true, rtol=0.008)
-    assert result.abs_error[-1] == true[-1] and result.elements == expected.size
+    true_quantile = np.quantile(np.abs(actual.astype(float) - expected), np.linspace(0, 1, 101), method="inverted_cdf")
+    np.testing.assert_allclose(result.abs_error, true_quantile, rtol=0.008)
+    assert result.abs_error[-1] == true_quantile[-1] and result.elements == expected.size
 
 
 def test_the_sqnr_of_each_sample_is_independent():
     expected, actual = pair(rows=50)
     e, error = expected.astype(float), actual.astype(float) - expected
-    true = np.sort(10 * np.log10((e**2).sum(1) / (error**2).sum(1)))
-    assert spread((expected, actual)).sqnr_db == pytest.approx(tuple(true))
-    many = spread(pair(rows=500, length=20))
-    assert many.samples == 500 and len(many.sqnr_db) == 101
+    true_db = np.sort(10 * np.log10((e**2).sum(1) / (error**2).sum(1)))
+    assert spread((expected, actual)).sqnr_db == pytest.approx(tuple(true_db))
+    many_spread = spread(pair(rows=500, length=20))
+    assert many_spread.samples == 500 and len(many_spread.sqnr_db) == 101
 
 
 @pytest.mark.parametrize("scale", [1e300, 1e-170])
@@ -117,8 +117,8 @@ def test_samples_are_entries_if_inputs_and_outputs_agree():
 
 def test_truncated_json_is_refused():
     data = encode_document(spread(pair(rows=2, length=2)))
-    back = decode(json.loads(json.dumps(data, allow_nan=False)), Spread)
-    assert encode_document(back) == data
+    restored_value = decode(json.loads(json.dumps(data, allow_nan=False)), Spread)
+    assert encode_document(restored_value) == data
     for change in ({"abs_error": None}, {"worst": [{}]}, {"more": 1}):
         with pytest.raises(IntegrityError, match="Spread"):
             decode({**data, **change}, Spread)

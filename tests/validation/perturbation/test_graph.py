@@ -20,9 +20,9 @@ X = {"x": np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)}
 def answers(folder: Path, model: onnx.ModelProto, skip: bool = False, flips: float = 0.0, runs: int = 1, **inputs):
     """What a model answers; of one with rounding, run by run."""
     onnx.save(model, folder / "model.onnx")
-    asked = {SKIP: np.array(skip), FLIPS: np.array(flips, np.float32)} if SKIP in names(model) else {}
+    asked_entries = {SKIP: np.array(skip), FLIPS: np.array(flips, np.float32)} if SKIP in names(model) else {}
     with OrtSession(folder / "model.onnx", optimized=False) as session:
-        items = [next(iter(session.run({**(inputs or X), **asked}).values())) for _ in range(runs)]
+        items = [next(iter(session.run({**(inputs or X), **asked_entries}).values())) for _ in range(runs)]
     return items if runs > 1 else items[0]
 
 
@@ -90,8 +90,8 @@ def test_exact_operators_are_not_rounded(tmp_path):
 def test_results_near_zero_get_the_rounding_error_of_a_difference(tmp_path, op_type, units):
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{y = {op_type}(x)}}")
     x = np.full((64, 8), {"Sigmoid": -18.0, "Elu": -1e-9, "Tanh": 1e-9}[op_type], np.float32)
-    moved = answers(tmp_path, with_rounding(model), x=x) - answers(tmp_path, model, x=x)
-    assert 0.8 * units * 2**-24 <= np.abs(moved).max() <= (units + 1e-4) * 2**-24
+    moved_answers = answers(tmp_path, with_rounding(model), x=x) - answers(tmp_path, model, x=x)
+    assert 0.8 * units * 2**-24 <= np.abs(moved_answers).max() <= (units + 1e-4) * 2**-24
 
 
 def test_a_mask_of_the_lowest_number_does_not_overflow(tmp_path):
@@ -120,9 +120,9 @@ def test_operators_without_perturbation_are_reported(text, reason):
 
 def test_a_new_session_repeats_the_draws_and_each_run_draws_anew(tmp_path):
     model = with_rounding(mlp())
-    first, second = answers(tmp_path, model, runs=2, **rows())
+    first_answers, second_answers = answers(tmp_path, model, runs=2, **rows())
     again = answers(tmp_path, model, runs=2, **rows())
-    assert np.array_equal([first, second], again) and not np.array_equal(first, second)
+    assert np.array_equal([first_answers, second_answers], again) and not np.array_equal(first_answers, second_answers)
 
 
 @pytest.mark.parametrize("zeros", [0, 300])
@@ -131,10 +131,10 @@ def test_about_the_requested_number_of_elements_changes(tmp_path, zeros):
                 {"s": np.float32(0.02), "z": np.int8(0)})  # fmt: skip
     x = {"x": np.random.default_rng(0).uniform(-2, 2, size=(500, 8)).astype(np.float32)}
     x["x"][:zeros] = 0  # on a number of the grid, as most elements behind Relu
-    exact, model = answers(tmp_path, net, **x), with_rounding(net)
-    moved = [int((result != exact).sum()) for result in answers(tmp_path, model, flips=200.0, runs=4, **x)]
-    assert 150 < np.mean(moved) < 250
-    assert all(int((result != exact).sum()) < 3 for result in answers(tmp_path, model, runs=4, **x))
+    exact_answers, model = answers(tmp_path, net, **x), with_rounding(net)
+    numbers = [int((result != exact_answers).sum()) for result in answers(tmp_path, model, flips=200.0, runs=4, **x)]
+    assert 150 < np.mean(numbers) < 250
+    assert all(int((result != exact_answers).sum()) < 3 for result in answers(tmp_path, model, runs=4, **x))
 
 
 @pytest.mark.parametrize("flips", [0.0, 4.0])
@@ -147,25 +147,25 @@ def test_a_tensor_of_zeros_stays_zero(tmp_path, flips):
 def test_a_graph_of_an_old_opset_is_rounded_too(tmp_path):
     net = build("float[n,8] x", "float[n,8] y", "m = MatMul(x, w) y = Clip<min=-1.0, max=1.0>(m)", {"w": np.eye(8)}, 9)
     x = np.random.default_rng(0).standard_normal((3, 8)).astype("f4")
-    rounded = answers(tmp_path, with_rounding(net, "fp16"), x=x)
-    assert 0 < np.abs(rounded - answers(tmp_path, net, x=x)).max() < 1e-3
+    rounded_answers = answers(tmp_path, with_rounding(net, "fp16"), x=x)
+    assert 0 < np.abs(rounded_answers - answers(tmp_path, net, x=x)).max() < 1e-3
 
 
 def test_16_bit_rounding_is_optional(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
     model = with_rounding(graph)
     assert traits(model) == (True, False)
-    rounded, whole = answers(tmp_path, graph, **rows()), answers(tmp_path, mlp(), **rows())
+    rounded_answers, whole_answers = answers(tmp_path, graph, **rows()), answers(tmp_path, mlp(), **rows())
     plain, left_out = (answers(tmp_path, model, skip, **rows()) for skip in (False, True))
-    error = {name: np.square(value - whole).sum() for name, value in (("kept", plain), ("left out", left_out))}
-    assert error["left out"] < error["kept"] < 4 * np.square(rounded - whole).sum()
+    error = {name: np.square(value - whole_answers).sum() for name, value in (("kept", plain), ("left out", left_out))}
+    assert error["left out"] < error["kept"] < 4 * np.square(rounded_answers - whole_answers).sum()
 
 
 def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
     expected = answers(tmp_path, mlp(), **rows())
-    cast = answers(tmp_path, emulate(cast_float(mlp(), "fp16")[0]), **rows())
+    cast_answers = answers(tmp_path, emulate(cast_float(mlp(), "fp16")[0]), **rows())
     actual = answers(tmp_path, with_rounding(mlp(), "fp16"), **rows())
-    errors = [np.square(value - expected).sum() for value in (actual, cast)]
+    errors = [np.square(value - expected).sum() for value in (actual, cast_answers)]
     assert 0.5 < errors[0] / errors[1] < 2
 
 
@@ -173,23 +173,23 @@ def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
 @pytest.mark.parametrize("text", ["a = Abs(x) y = Mul(a, x)", "s = Shape(x) z = Reshape(x, s) y = Mul(z, z)"])
 def test_inputs_are_rounded_to_16_bits_too_as_the_cast_graph_rounds_them(tmp_path, text, half):
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}")
-    expected, cast = answers(tmp_path, model), answers(tmp_path, emulate(cast_float(model, half)[0]))
+    expected, cast_answers = answers(tmp_path, model), answers(tmp_path, emulate(cast_float(model, half)[0]))
     actual = answers(tmp_path, with_rounding(model, half))
-    assert np.square(actual - cast).sum() < 0.25 * np.square(cast - expected).sum()
+    assert np.square(actual - cast_answers).sum() < 0.25 * np.square(cast_answers - expected).sum()
 
 
 def test_weights_in_shards_are_rounded_in_place(tmp_path: Path) -> None:
     weights = np.random.default_rng(1).normal(size=(8, 64)).astype(np.float32)
     net = build("float[n,8] x", "float[n,64] y", "y = MatMul(x, w)", {"w": weights})
-    whole = answers(tmp_path, with_rounding(net, "fp16"))
+    whole_answers = answers(tmp_path, with_rounding(net, "fp16"))
     (tmp_path / "weights").write_bytes(weights.tobytes())
     set_place(net.graph.initializer[0], str(tmp_path / "weights"), 0, weights.nbytes)
-    rounded = with_rounding(net, "fp16")
-    assert is_external(rounded.graph.initializer[0])
-    write_graph(rounded, tmp_path / "graph.onnx")
+    rounded_model = with_rounding(net, "fp16")
+    assert is_external(rounded_model.graph.initializer[0])
+    write_graph(rounded_model, tmp_path / "graph.onnx")
     requests = {SKIP: np.array(False), FLIPS: np.array(0, np.float32)}
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
-        assert np.array_equal(session.run({**X, **requests})["y"], whole)
+        assert np.array_equal(session.run({**X, **requests})["y"], whole_answers)
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT], ids=["uint8", "int8 and fp16"])
@@ -211,12 +211,12 @@ def test_a_bias_behind_an_integer_product_may_be_added_in_integers(tmp_path, lea
         f"float[{leading_dims},8] x", f"float[{leading_dims},4] y", text, entries | {"w": np.ones((8, 4), np.int8)}
     )
     x = {"x": np.full((3, 8) if leading_dims == "n" else (3, 2, 8), 0.2, np.float32)}
-    moved = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
-    assert (5e-4 < moved < 0.0051) if leading_dims == "n" else moved < 1e-5
+    moved_distance = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
+    assert (5e-4 < moved_distance < 0.0051) if leading_dims == "n" else moved_distance < 1e-5
 
 
 @pytest.mark.parametrize("text", [BRANCHES, LOOP])
 def test_inputs_read_by_branches_and_loops_are_rounded_to_16_bits(tmp_path, text):
     model = with_rounding(onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}"), "fp16")
-    before = X["x"].astype(np.float16).astype(np.float32)
-    assert np.array_equal(answers(tmp_path, model), answers(tmp_path, model, x=before))
+    input_before = X["x"].astype(np.float16).astype(np.float32)
+    assert np.array_equal(answers(tmp_path, model), answers(tmp_path, model, x=input_before))

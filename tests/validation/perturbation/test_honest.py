@@ -43,8 +43,8 @@ def stages_of(
     path, opener = folder / "graph.onnx", partial(OrtSession, optimized=False)
     onnx.save(model, path)
     with OrtSession(path, optimized=False) as session:
-        perturbed = perturb_graph(path, opener, folder, half, more.pop("activation_blocks", False))
-        return list(measure_rounding([path], perturbed, golden_of(session, count), session, **more))
+        perturbed_graph = perturb_graph(path, opener, folder, half, more.pop("activation_blocks", False))
+        return list(measure_rounding([path], perturbed_graph, golden_of(session, count), session, **more))
 
 
 def in_int8(seed: int = 0) -> onnx.ModelProto:
@@ -54,32 +54,32 @@ def in_int8(seed: int = 0) -> onnx.ModelProto:
 
 def test_honest_fp16_drift_is_near_that_of_omitted_roundings(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
-    honest = honest_of(tmp_path, graph)
+    honest_drifts = honest_of(tmp_path, graph)
     onnx.save(mlp(), tmp_path / "whole.onnx")
     x = {"x": rows(count=24)["x"]}
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as rounded, OrtSession(tmp_path / "whole.onnx") as whole:
         skipped = measure(rounded.run(x)["logits"], whole.run(x)["logits"]).sqnr_db
-    assert abs(honest.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
+    assert abs(honest_drifts.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
 
 
 def test_an_element_of_an_edge_weighs_more_than_one_of_the_golden_data(tmp_path):
-    honest = honest_of(tmp_path, in_int8())
-    golden, edge = (honest.drifts["logits", kind] for kind in ("golden", "edge"))
+    honest_drifts = honest_of(tmp_path, in_int8())
+    golden, edge = (honest_drifts.drifts["logits", kind] for kind in ("golden", "edge"))
     assert 40 < golden.sqnr_db < 65 and edge.sqnr_db < golden.sqnr_db - 6
     assert golden.slices is not None and (golden.slices.axes[1].error_sq > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_limit_of_a_small_edge_is_as_strict_as_that_of_the_golden_cases(tmp_path, seed):
-    honest = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
-    golden, edge = (honest.drifts["logits", kind] for kind in ("golden", "edge"))
+    honest_drifts = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
+    golden, edge = (honest_drifts.drifts["logits", kind] for kind in ("golden", "edge"))
     assert edge.max_rel >= 0.999 * golden.max_rel and edge.sqnr_db <= golden.sqnr_db + 0.001
 
 
 @pytest.mark.parametrize(("filled", "most"), [(320, 0.0), (40, 1.0), (6, 12.0)])
 def test_rounding_of_a_sparse_output_is_measured_on_nonzero_elements(filled, most):
-    wide = drift(60)
-    assert most - 6 <= wide.sqnr_db - with_chance(replace(wide, count=320), filled).sqnr_db <= most
+    wide_drift = drift(60)
+    assert most - 6 <= wide_drift.sqnr_db - with_chance(replace(wide_drift, count=320), filled).sqnr_db <= most
 
 
 def test_a_repeated_measurement_gives_the_same_figures(tmp_path):
@@ -101,19 +101,19 @@ def test_a_graph_of_a_newer_opset_is_measured_if_older_opsets_have_its_operators
     model = x_net(f"h = MatMul(x, w) y = {operator}(h)", opset=24)
     onnx.save(model, tmp_path / "graph.onnx")
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
-        perturbed = perturb_graph(tmp_path / "graph.onnx", partial(OrtSession, optimized=False), tmp_path)
+        perturbed_graph = perturb_graph(tmp_path / "graph.onnx", partial(OrtSession, optimized=False), tmp_path)
         golden = GoldenSet([Case("golden", "golden", {"x": np.ones((16, 5), np.float32)}, {})])
-        (*_, honest) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
-    assert reason in honest.reason and bool(honest.drifts) is not bool(reason)
+        (*_, honest_drifts) = measure_rounding([tmp_path / "graph.onnx"], perturbed_graph, golden, session)
+    assert reason in honest_drifts.reason and bool(honest_drifts.drifts) is not bool(reason)
 
 
 def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
     assert len(stages_of(tmp_path, in_int8())) == 1
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
     for seed in range(3):
-        first, last = (budgets("engine", "int8", None, honest) for honest in stages_of(tmp_path, in_int8(seed)))
+        first_budgets, last = (budgets("engine", "int8", None, honest) for honest in stages_of(tmp_path, in_int8(seed)))
         for kind in ("golden", "edge"):
-            tight, loose = first.of("logits", kind), last.of("logits", kind)
+            tight, loose = first_budgets.of("logits", kind), last.of("logits", kind)
             assert (
                 (kind == "edge" or tight != loose) and tight.sqnr_db >= loose.sqnr_db and tight.max_rel <= loose.max_rel
             )
@@ -124,10 +124,10 @@ def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypa
 @pytest.mark.parametrize("graph", [emulate(cast_float(mlp(), "fp16")[0]), in_int8()], ids=["fp16", "int8"])
 def test_a_thorough_measurement_of_a_large_graph_uses_more_samples(tmp_path, monkeypatch, graph):
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
-    few, more = (stages_of(tmp_path, graph, thorough=thorough)[-1] for thorough in (False, True))
+    few_stages, more_stages = (stages_of(tmp_path, graph, thorough=is_thorough)[-1] for is_thorough in (False, True))
     key = "logits", "golden"
-    assert few.drifts[key].count * 3 == more.drifts[key].count, "8 and 24 samples"
-    assert more.drifts[key].max_rel >= few.drifts[key].max_rel
+    assert few_stages.drifts[key].count * 3 == more_stages.drifts[key].count, "8 and 24 samples"
+    assert more_stages.drifts[key].max_rel >= few_stages.drifts[key].max_rel
 
 
 def test_a_cast_is_rounded_in_several_ways_and_omitted_edges_have_their_own_rounding(tmp_path, monkeypatch):
@@ -142,8 +142,8 @@ def test_a_cast_is_rounded_in_several_ways_and_omitted_edges_have_their_own_roun
     golden, opener = GoldenSet(tuple(cases)), partial(OrtSession, optimized=False)
     onnx.save(model, tmp_path / "graph.onnx")
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as reference:
-        perturbed = perturb_graph(tmp_path / "graph.onnx", opener, tmp_path, "fp16")
-        stages = list(measure_rounding([], perturbed, golden, reference, thorough=True))
+        perturbed_graph = perturb_graph(tmp_path / "graph.onnx", opener, tmp_path, "fp16")
+        stages = list(measure_rounding([], perturbed_graph, golden, reference, thorough=True))
         golden_only, all_cases = stages[-2:]
         assert stages[0].drifts["y", "golden"].count == 8 * 5, "of each group the first four samples"
         assert all_cases.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
@@ -155,9 +155,9 @@ def test_a_cast_is_rounded_in_several_ways_and_omitted_edges_have_their_own_roun
 
         def failed(factor: float) -> set[str]:
             def answer(inputs: Tensors) -> Tensors:
-                right, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
-                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-all_cases.drifts["y", case].sqnr_db / 20)
-                return {"y": right + size * np.random.default_rng(0).choice([-1, 1], right.shape).astype(np.float32)}
+                output, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
+                size = factor * np.sqrt(np.square(output).mean()) * 10 ** (-all_cases.drifts["y", case].sqnr_db / 20)
+                return {"y": output + size * np.random.default_rng(0).choice([-1, 1], output.shape).astype(np.float32)}
 
             candidate = Mock(inputs=reference.inputs, outputs=reference.outputs, run=answer)
             checks = drift_checks("engine", reference, candidate, golden, all_limits[-1])
@@ -168,10 +168,10 @@ def test_a_cast_is_rounded_in_several_ways_and_omitted_edges_have_their_own_roun
 
 def test_a_thorough_measurement_of_a_small_graph_uses_more_cases(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
-    few, more = (stages_of(tmp_path, graph, count=15, thorough=thorough)[-1] for thorough in (False, True))
+    few_stages, more = (stages_of(tmp_path, graph, count=15, thorough=is_thorough)[-1] for is_thorough in (False, True))
     key = "logits", "golden"
-    assert few.drifts[key].count * 15 == more.drifts[key].count * 12
-    assert more.drifts[key].max_rel >= few.drifts[key].max_rel
+    assert few_stages.drifts[key].count * 15 == more.drifts[key].count * 12
+    assert more.drifts[key].max_rel >= few_stages.drifts[key].max_rel
     assert len(stages_of(tmp_path, graph, count=12, thorough=True)) == 1, "there are no more cases"
     assert len(stages_of(tmp_path, graph, count=1, thorough=True, whole=True)) == 5, (
         "one case, as of a check, is one draw"
@@ -220,19 +220,19 @@ def test_an_ill_conditioned_models_noise_floor_loosens_a_default_with_a_note():
 
 @pytest.mark.parametrize("written", [80.0, 20.0])
 def test_limits_of_the_spec_replace_measured_limits(written):
-    honest = Honest({("y", "golden"): drift(50)})
-    limits = budgets("engine", "int8", None, honest).override({"sqnr_db": written})
+    honest_drifts = Honest({("y", "golden"): drift(50)})
+    limits = budgets("engine", "int8", None, honest_drifts).override({"sqnr_db": written})
     assert limits.of("y", "golden").sqnr_db == written and not limits.notes
     assert limits.of("y", "golden").slice_sqnr_db <= min(written, default_budget("engine", "int8").slice_sqnr_db)
-    lifted = budgets("engine", "int8", None, honest).override({"sqnr_db": None}).of("y", "golden")
-    assert lifted.sqnr_db is lifted.slice_sqnr_db is lifted.centered_sqnr_db is None
-    other = budgets("engine", "int8", None, honest).override({"max_rel": 0.5}).of("y", "golden")
-    assert other.max_rel == 0.5 and other.sqnr_db == 44.0
+    lifted_value = budgets("engine", "int8", None, honest_drifts).override({"sqnr_db": None}).of("y", "golden")
+    assert lifted_value.sqnr_db is lifted_value.slice_sqnr_db is lifted_value.centered_sqnr_db is None
+    other_value = budgets("engine", "int8", None, honest_drifts).override({"max_rel": 0.5}).of("y", "golden")
+    assert other_value.max_rel == 0.5 and other_value.sqnr_db == 44.0
 
 
 def test_a_part_of_a_model_has_the_limits_of_its_outputs():
-    honest = Honest({("y", "golden"): drift(50), ("z", "golden"): drift(12)})
-    assert budgets("engine", "int8", None, honest).tightest.sqnr_db == 44.0
+    honest_drifts = Honest({("y", "golden"): drift(50), ("z", "golden"): drift(12)})
+    assert budgets("engine", "int8", None, honest_drifts).tightest.sqnr_db == 44.0
     assert budgets("engine", "int8", None, Honest({("y", "golden"): drift(12)})).tightest.sqnr_db == 6.0
     assert budgets("engine", "int8", None).tightest == default_budget("engine", "int8")
 

@@ -81,24 +81,24 @@ def test_an_axis_ends_beyond_the_values():
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize(("least", "most"), [(1e299, 1e299), (5e-324, 1.7e308), (-1.7e308, 1.7e308)])
 def test_an_axis_near_the_float_limits_is_drawn(least, most, log):
-    ends = span([least, most], log=log, least=0.1)
-    assert all(map(math.isfinite, ends)) and ends[0] < ends[1] and (ends[0] > 0 or not log)
-    text = draw_svg("p", "w", lambda figure: set_axis(figure.subplots(), "y", ends, log=log))
+    end_span = span([least, most], log=log, least=0.1)
+    assert all(map(math.isfinite, end_span)) and end_span[0] < end_span[1] and (end_span[0] > 0 or not log)
+    text = draw_svg("p", "w", lambda figure: set_axis(figure.subplots(), "y", end_span, log=log))
     assert "nan" not in text
 
 
 def test_a_picture_in_a_file_has_its_own_colours():
     text = draw_svg("ecdf", "w", draw, standalone=True)
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg" and "prefers-color-scheme" in text
-    named = set(re.findall(r"var\(--([\w-]+)\)", text))
-    assert named >= {"c1", "c6"} and all(text.count(f"--{name}:#") == 2 for name in named)
+    named_matches = set(re.findall(r"var\(--([\w-]+)\)", text))
+    assert named_matches >= {"c1", "c6"} and all(text.count(f"--{name}:#") == 2 for name in named_matches)
 
 
 def test_a_colour_of_each_name_is_in_the_style_sheet_for_light_and_dark():
     sheet = (Path(validation.__file__).parent / "reporting" / "report.css").read_text()
-    light, dark = sheet.split("@media screen and (prefers-color-scheme: dark)")
+    light_part, dark = sheet.split("@media screen and (prefers-color-scheme: dark)")
     for name in COLOURS:
-        assert f"--{name}:" in light and f"--{name}:" in dark.split("}\n}")[0], name
+        assert f"--{name}:" in light_part and f"--{name}:" in dark.split("}\n}")[0], name
 
 
 def test_pages_do_not_import_matplotlib_before_they_draw():
@@ -113,6 +113,6 @@ def test_pages_do_not_import_matplotlib_before_they_draw():
 def test_process_settings_are_restored():
     import matplotlib
 
-    before = dict(matplotlib.rcParams)
+    rcparams_before = dict(matplotlib.rcParams)
     draw_svg("p", "w", draw)
-    assert dict(matplotlib.rcParams) == before
+    assert dict(matplotlib.rcParams) == rcparams_before

@@ -71,8 +71,8 @@ def test_the_verdict_comes_first_and_every_engine_is_shown():
             assert entry["digest"] in page.text
         assert entry["reason"] in page.text
     rows = {value for name, value in page.attributes if name == "id" and value.startswith("engine-")}
-    shown = [entry for entry in version_report()["engines"] if entry["status"] != "refused"]
-    assert rows == {f"engine-{entry['target']}-{entry['precision']}-{entry['backend']}" for entry in shown}
+    shown_entries = [entry for entry in version_report()["engines"] if entry["status"] != "refused"]
+    assert rows == {f"engine-{entry['target']}-{entry['precision']}-{entry['backend']}" for entry in shown_entries}
 
 
 def test_no_fuzzing_is_proposed_for_an_ensemble():
@@ -114,8 +114,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 def hostile(value, keep=KEPT):
     """The same structure with every free text made hostile; of a quantization record, every text."""
     if isinstance(value, dict):
-        inner = {key: frozenset() if key == "quantization" else keep for key in value}
-        return {key: item if key in keep else hostile(item, inner[key]) for key, item in value.items()}
+        inner_names = {key: frozenset() if key == "quantization" else keep for key in value}
+        return {key: item if key in keep else hostile(item, inner_names[key]) for key, item in value.items()}
     if isinstance(value, list):
         return [hostile(item, keep) for item in value]
     return HOSTILE if isinstance(value, str) and value not in FIXED and not DIGEST.fullmatch(value) else value
@@ -147,9 +147,9 @@ def test_an_unmeasured_engine_that_ran_is_not_marked_as_never_run():
     report = bare()
     engine = {**report["engines"][0], "status": "unproven"}
     report = {**report, "engines": [engine]}
-    blind = encode_document(unmeasured("engine", "y", "golden", "the same in all samples"))
+    blind_document = encode_document(unmeasured("engine", "y", "golden", "the same in all samples"))
     for item in report["reports"]:
-        item["checks"] = [*(check for check in item["checks"] if check["passed"]), blind]
+        item["checks"] = [*(check for check in item["checks"] if check["passed"]), blind_document]
     page = render_texts(report)
     assert overview(report).verdict["text"] == "0 of 1 engine proven, 1 not measured in full"
     assert "1 not measured in full by the golden data" in page
@@ -157,17 +157,17 @@ def test_an_unmeasured_engine_that_ran_is_not_marked_as_never_run():
 
 
 def test_a_minimal_version_renders():
-    named = {"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "content": "0" * 64}
-    page = render({**named, "engines": [], "format": 1})
+    named_fields = {"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "content": "0" * 64}
+    page = render({**named_fields, "engines": [], "format": 1})
     assert "There is no engine to pull" in page
 
 
 def test_a_failed_check_is_the_tightest_and_is_named():
     report = bare()
-    broken = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
-    report["reports"][0]["checks"] += broken
-    shown = overview(report)
-    assert shown.engines[0].tightest.value == 3.0
+    broken_documents = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
+    report["reports"][0]["checks"] += broken_documents
+    shown_page = overview(report)
+    assert shown_page.engines[0].tightest.value == 3.0
     assert "✕ sqnr_db" in render_texts(report)
 
 
@@ -181,8 +181,8 @@ def test_a_zero_check_at_zero_is_not_the_tightest(name):
 
 
 def test_control_characters_are_shown_escaped():
-    named = "logits\x1b[31m\u202e\x9b\x07"
-    document = json.loads(json.dumps(version_report()).replace("logits", json.dumps(named)[1:-1]))
+    named_text = "logits\x1b[31m\u202e\x9b\x07"
+    document = json.loads(json.dumps(version_report()).replace("logits", json.dumps(named_text)[1:-1]))
     page = render(document)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", page)
     assert r"logits\x1b[31m\u202e\x9b\x07" in Page(page).text
@@ -266,8 +266,8 @@ def test_joints_are_side_by_side_and_name_the_place_of_drift():
 
 def test_a_failure_names_its_stage_and_comes_first():
     report = bare()
-    broken = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
-    report["reports"][0]["checks"] += broken
+    broken_documents = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
+    report["reports"][0]["checks"] += broken_documents
     report["reports"][1]["checks"].append(
         encode_document(Check("engine", "runs", "", "all", None, None, False, "it died"))
     )
@@ -281,8 +281,8 @@ def test_a_broken_contract_keeps_nearness_green_and_shows_the_failure():
     report = bare()
     report["reports"] = report["reports"][:1]
     promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
-    broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
-    report["reports"][0]["checks"] += [encode_document(check) for check in broken]
+    checks = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
+    report["reports"][0]["checks"] += [encode_document(check) for check in checks]
     (row,) = overview(report).beside
     assert row.cause == "fails at engine" and row.cells["engine"].worst.name == "contract kl"
     page = render(report)
@@ -296,8 +296,8 @@ def test_a_limit_is_shown_as_its_bound():
     cases = [("contract kl", 3.0, 0.01, False, "≤"), ("contract seeds", 1e-4, 1e-3, False, "≥")]
     cases += [("max_rel", 0.1, 0.6, True, "≤"), ("sqnr_db", 99.0, 80.0, True, "≥"), ("nonfinite", 0.0, 0.0, True, "≤")]
     cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
-    for name, value, limit, passed, sign in cases:
-        assert format_bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
+    for name, value, limit, is_passed, sign in cases:
+        assert format_bound(Check("engine", name, "y", "golden", value, limit, is_passed)) == sign, name
     for name, sign in (("equal_texts", "≥"), ("character_error", "≤")):
         assert format_bound(Check("task", name, "y", "golden", 0.5, 0.5, True)) == sign
 
@@ -309,9 +309,9 @@ def test_worst_cases_name_sample_place_expected_and_actual():
     rows = worst_cases(decode(version_report(), VersionDocument).reports)
     assert [row.worst.sample for row in rows] == [17] * 7 + [5] * 7, "the worst of each comes first"
     assert all(
-        above.worst.badness >= below.worst.badness
-        for above, below in pairwise(rows)
-        if above.worst.sample == below.worst.sample
+        upper_row.worst.badness >= lower_row.worst.badness
+        for upper_row, lower_row in pairwise(rows)
+        if upper_row.worst.sample == lower_row.worst.sample
     )
 
 
@@ -339,13 +339,13 @@ def test_reports_without_spreads_have_no_distributions():
 
 def test_zero_and_non_finite_errors_are_drawn_and_reported():
     report = bare()
-    first, second = report["reports"][0]["spreads"]
+    first_spread, spread = report["reports"][0]["spreads"]
     report["reports"] = report["reports"][:1]
-    first |= {"abs_error": [0.0] * 101, "sqnr_db": ["inf"] * 60, "worst": []}
-    second["worst"][0] |= {"actual": "nan", "sqnr_db": "nan"}
+    first_spread |= {"abs_error": [0.0] * 101, "sqnr_db": ["inf"] * 60, "worst": []}
+    spread["worst"][0] |= {"actual": "nan", "sqnr_db": "nan"}
     text = " ".join(Page(render(report)).text.split())
     assert "Equal in every bit: export." in text and "not finite" in text and "NaN" in text
-    second |= {"abs_error": [], "sqnr_db": [], "worst": [{**second["worst"][0], "sqnr_db": None, "unequal": 3}]}
+    spread |= {"abs_error": [], "sqnr_db": [], "worst": [{**spread["worst"][0], "sqnr_db": None, "unequal": 3}]}
     assert "3 unequal" in render(report)
 
 

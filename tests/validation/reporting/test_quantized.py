@@ -66,10 +66,10 @@ def test_the_section_has_figures_table_pictures_frontier_and_reasons():
 
 def test_the_worst_tensors_are_open_and_the_others_folded():
     result = usual_section()
-    open_part, folded = result.split("7 more, which lose less")
+    open_part, folded_part = result.split("7 more, which lose less")
     assert open_part.count('<td class="name">') == SHOWN
-    assert folded.count('<td class="name">') == 7
-    assert "layers.0/attention" in open_part and "layers.12/attention/output" in folded
+    assert folded_part.count('<td class="name">') == 7
+    assert "layers.0/attention" in open_part and "layers.12/attention/output" in folded_part
 
 
 def test_a_row_has_range_extremes_clipping_scale_and_sqnr():
@@ -80,8 +80,8 @@ def test_a_row_has_range_extremes_clipping_scale_and_sqnr():
 
 
 def test_a_thousand_tensors_give_a_bounded_page():
-    many = [{**record()["tensors"][-1], "name": f"t{index}"} for index in range(1000)]
-    page = render(report(tensors=many))
+    many_fields = [{**record()["tensors"][-1], "name": f"t{index}"} for index in range(1000)]
+    page = render(report(tensors=many_fields))
     assert page[page.index("<h2>Quantization</h2>") :].count('<td class="name">') == MOST
     assert "600 more are in the record" in page
     assert len(page) < 500_000
@@ -103,10 +103,10 @@ def test_a_quantized_model_is_reported_as_unchanged():
 
 def test_a_graph_without_quantized_nodes_gives_the_reason():
     result = report(tensors=[], quantized=0, macs_share=0.0, choice=None)
-    shown = section(result)
-    text = " ".join(Page(shown).text.split())
+    shown_text = section(result)
+    text = " ".join(Page(shown_text).text.split())
     assert "0 nodes compute in int8, 13 left in float" in text and "it multiplies two activations" in text
-    assert "<svg" not in shown
+    assert "<svg" not in shown_text
 
 
 def test_hostile_names_stay_text():
@@ -129,8 +129,8 @@ def test_pictures_are_well_formed_with_a_description():
 def test_values_outside_the_range_are_drawn_separately():
     item = record()["tensors"][0] | {"range": [-1.0, 1.0], "seen": [-2.0, 2.0]}
     item["histogram"] = {"span": [-2.0, 2.0], "counts": [1.0] * 60}
-    inside, outside = (area(drawn(item), kind) for kind in ("in", "out"))
-    assert inside == outside > 0
+    inner_value, outer_value = (area(drawn(item), kind) for kind in ("in", "out"))
+    assert inner_value == outer_value > 0
     assert area(drawn({**item, "range": [-2.0, 2.0]}), "out") == 0
     assert drawn(item | {"histogram": {"span": [-2.0, 2.0], "counts": [9.0] * 60}}) == drawn(item)
 
@@ -153,5 +153,5 @@ def test_the_frontier_marks_run_chosen_and_required_points():
 
 def test_unmeasured_values_are_marked_and_one_node_is_singular():
     assert sqnr_text(QuantizedTensor("x", "activation", "int8", (), (0.0, 1.0), 1.0)) == "not measured"
-    single = decode({**record(), "macs_share": None, "quantized": 1}, QuantizationRecord)
-    assert dict(facts(single))["1"].startswith("node computes")
+    single_value = decode({**record(), "macs_share": None, "quantized": 1}, QuantizationRecord)
+    assert dict(facts(single_value))["1"].startswith("node computes")

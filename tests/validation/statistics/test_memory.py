@@ -32,8 +32,8 @@ def test_the_variance_of_a_mean_is_the_true_one(memory):
 @pytest.mark.parametrize("memory", [0.99, 0.995, 0.999])
 def test_too_few_independent_blocks_give_infinite_variance(memory):
     items = [memory_of(autoregressive(np.random.default_rng(seed), 2000, memory, 1.0)) for seed in range(20)]
-    assert sum(math.isinf(one.variance) for one in items) >= 18
-    assert all(one.block * LEAST_INDEPENDENT > 2000 for one in items if math.isinf(one.variance))
+    assert sum(math.isinf(item.variance) for item in items) >= 18
+    assert all(item.block * LEAST_INDEPENDENT > 2000 for item in items if math.isinf(item.variance))
 
 
 def test_a_weak_slow_component_is_found_in_block_means():
@@ -64,20 +64,20 @@ def test_a_wandering_level_is_found_despite_a_flat_slow_wave():
     rng = np.random.default_rng(2)
     items = []
     for _ in range(100):
-        noise, at = rng.normal(size=2000), (np.arange(2000) + 0.5) / 2000
-        waves = sum(rng.normal() / order * np.cos(np.pi * order * at) for order in (2, 3, 4, 5, 6))
+        noise, array = rng.normal(size=2000), (np.arange(2000) + 0.5) / 2000
+        waves = sum(rng.normal() / order * np.cos(np.pi * order * array) for order in (2, 3, 4, 5, 6))
         items.append(drifts(noise + 0.35 * waves, 5, 0.05))
     assert sum(items) >= 90
 
 
 def test_common_moves_of_a_pair_cancel():
     rng = np.random.default_rng(2)
-    both, ours, theirs = (autoregressive(rng, 5000, 0.999, 1.0) for _ in "abc")
-    own = rng.normal(size=(2, 5000)) * 0.1
-    shared = memory_of_difference((both + own[0], both + own[1]))
-    assert shared.variance == pytest.approx(2 * 0.01 / 5000, rel=0.5)
-    apart = memory_of_difference((ours + own[0], theirs + own[1]))
-    assert math.isinf(apart.variance)
+    both_array, our_array, their_array = (autoregressive(rng, 5000, 0.999, 1.0) for _ in "abc")
+    own_array = rng.normal(size=(2, 5000)) * 0.1
+    shared_memory = memory_of_difference((both_array + own_array[0], both_array + own_array[1]))
+    assert shared_memory.variance == pytest.approx(2 * 0.01 / 5000, rel=0.5)
+    separate_memory = memory_of_difference((our_array + own_array[0], their_array + own_array[1]))
+    assert math.isinf(separate_memory.variance)
 
 
 def test_an_effect_of_unknown_variance_gives_the_needed_requests():
@@ -94,11 +94,11 @@ def test_blocks_independent_by_design_count_unless_their_means_disagree():
     result, flat = [], []
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        alike = np.repeat(rng.normal(size=40), 50) + rng.normal(size=2000)
-        result.append(memory_of(alike, design_block=50))
-        flat.append(memory_of(alike))
-    assert sum(one.block == 50 for one in result) >= 16
-    assert np.median([one.variance for one in result]) == pytest.approx((1 + 1 / 50) / 40, rel=0.25)
-    assert sum(one.block > 100 for one in flat) >= 16, "which the requests alone do not tell: blocks are far longer"
-    slow = [autoregressive(np.random.default_rng(seed), 2000, 0.999, 1.0) for seed in range(20)]
-    assert sum(math.isinf(memory_of(one, design_block=50).variance) for one in slow) >= 18
+        alike_array = np.repeat(rng.normal(size=40), 50) + rng.normal(size=2000)
+        result.append(memory_of(alike_array, design_block=50))
+        flat.append(memory_of(alike_array))
+    assert sum(array.block == 50 for array in result) >= 16
+    assert np.median([array.variance for array in result]) == pytest.approx((1 + 1 / 50) / 40, rel=0.25)
+    assert sum(array.block > 100 for array in flat) >= 16, "which the requests alone do not tell: blocks are far longer"
+    slow_arrays = [autoregressive(np.random.default_rng(seed), 2000, 0.999, 1.0) for seed in range(20)]
+    assert sum(math.isinf(memory_of(array, design_block=50).variance) for array in slow_arrays) >= 18

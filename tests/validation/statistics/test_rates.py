@@ -23,9 +23,9 @@ def binomial(count: int, total: int, share: float) -> float:
 @pytest.mark.parametrize("total", [10, 60, 300])
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 0.5, 0.93])
 def test_bounds_are_wrong_as_rarely_as_promised(total, share):
-    below = sum(binomial(x, total, share) for x in range(total + 1) if upper(x, total, 0.05) < share)
-    above = sum(binomial(x, total, share) for x in range(total + 1) if lower(x, total, 0.05) > share)
-    assert below <= 0.05 and above <= 0.05
+    lower_total = sum(binomial(x, total, share) for x in range(total + 1) if upper(x, total, 0.05) < share)
+    upper_total = sum(binomial(x, total, share) for x in range(total + 1) if lower(x, total, 0.05) > share)
+    assert lower_total <= 0.05 and upper_total <= 0.05
 
 
 def test_the_bounds_invert_the_binomial():
@@ -46,12 +46,12 @@ def test_the_incomplete_beta_function_is_right_at_its_ends():
 
 
 def test_a_burst_is_less_evidence_than_as_many_failures_apart():
-    apart, burst = np.zeros(2000), np.zeros(2000)
-    apart[::100], burst[400:420] = 1, 1
-    assert estimate_design_effect(apart, 20) == 1.0
+    separate_array, burst = np.zeros(2000), np.zeros(2000)
+    separate_array[::100], burst[400:420] = 1, 1
+    assert estimate_design_effect(separate_array, 20) == 1.0
     assert estimate_design_effect(burst, 20) > 10
-    assert lower(*effective(burst), 0.05) < lower(*effective(apart), 0.05)
-    assert upper(*effective(burst), 0.05) > upper(*effective(apart), 0.05)
+    assert lower(*effective(burst), 0.05) < lower(*effective(separate_array), 0.05)
+    assert upper(*effective(burst), 0.05) > upper(*effective(separate_array), 0.05)
 
 
 def test_the_promised_numbers_of_requests_hold():
@@ -60,8 +60,8 @@ def test_the_promised_numbers_of_requests_hold():
     assert upper(0, enough, 0.025) <= 0.001 < upper(0, enough - 1, 0.025)
     rng = np.random.default_rng(0)
     share = detectable(5000, 0.001, 0.01, True)
-    bound = upper(0, 5000, 0.005)
-    result = np.mean([lower(int(x), 5000, 0.005) - bound > 0.001 for x in rng.binomial(5000, share, 2000)])
+    bound_text = upper(0, 5000, 0.005)
+    result = np.mean([lower(int(x), 5000, 0.005) - bound_text > 0.001 for x in rng.binomial(5000, share, 2000)])
     assert result == pytest.approx(0.8, abs=0.04)
     assert detectable(5, 0.3, 0.01, True) is None and count_needed(1.5, 0.05) is None
 
@@ -70,11 +70,11 @@ def test_anytime_bounds_hold():
     """Looking after every hundred requests: the bounds for one look are wrong far more often than promised."""
     rng = np.random.default_rng(0)
     counts = np.cumsum(rng.binomial(100, 0.01, (300, 60)), 1)
-    wrong = {
+    wrong_means = {
         bound: np.mean([any(bound(int(x), 100 * (at + 1), 0.05) > 0.01 for at, x in enumerate(row)) for row in counts])
         for bound in (lower, lower_anytime)
     }
-    assert wrong[lower_anytime] <= 0.05 < 0.1 < wrong[lower]
+    assert wrong_means[lower_anytime] <= 0.05 < 0.1 < wrong_means[lower]
     looks = np.arange(100, 6001, 100)
     means = np.cumsum(rng.normal(size=(3000, 60)), 1) / np.sqrt(np.arange(1, 61))
     bounds = [NORMAL.inv_cdf(1 - anytime_level(int(n), 0.05)) for n in looks]

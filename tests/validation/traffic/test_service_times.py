@@ -40,9 +40,9 @@ def test_measured_sizes_have_their_own_times_and_small_errors():
 
 def test_between_measured_sizes_the_uncertainty_is_larger():
     service = times(lambda length: 1e-3 * (1.5 + np.sin(length)))
-    _, at = service.predict(np.array([[64]]))
+    _, prediction = service.predict(np.array([[64]]))
     _, between = service.predict(np.array([[90]]))
-    assert between > 5 * at
+    assert between > 5 * prediction
 
 
 def test_the_distribution_has_the_shape_of_the_nearest_measured_size():

@@ -18,11 +18,11 @@ def fleet():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(ROOT))
-        started = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_name": "head"})
-        add_node(started, GENERATIONS[0])
-        yield started
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "node_name": "head"})
+        add_node(cluster, GENERATIONS[0])
+        yield cluster
         ray.shutdown()  # a test alone may still be connected
-        started.shutdown()
+        cluster.shutdown()
 
 
 def add_node(fleet, generation):

@@ -30,12 +30,12 @@ class Listed:
 def test_parts_observed_on_the_cluster_equal_one_pass(executor, tmp_path):
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
-    local, fleet = LocalExecutor(2), Listed(executor)
-    alone = RunContext(store := open_store(str(tmp_path / "registry"), create=True), local, local)
+    local_executor, fleet = LocalExecutor(2), Listed(executor)
+    context = RunContext(store := open_store(str(tmp_path / "registry"), create=True), local_executor, local_executor)
     spec = load_spec(project.spec)
-    exported = exports.export(Work(spec, alone))
-    one_pass = Run(spec, alone).observe(exported)
+    export = exports.export(Work(spec, context))
+    one_pass_observations = Run(spec, context).observe(export)
     project.change_spec(calibration={"data": "calibration.npz", "parts": 2})
-    in_parts = Run(load_spec(project.spec), RunContext(store, local, fleet)).observe(exported)
-    assert one_pass and in_parts and in_parts.observations == one_pass.observations
+    observations = Run(load_spec(project.spec), RunContext(store, local_executor, fleet)).observe(export)
+    assert one_pass_observations and observations and observations.observations == one_pass_observations.observations
     assert fleet.requests == [ObservePartRemotely] * 2

@@ -40,10 +40,10 @@ def test_a_killed_driver_loses_no_finished_engine(fleet, tmp_path):
     tensors = (graphs.IMAGE,), (graphs.LOGITS,), ()
     request = BuildRequest(model, "fp32", Target("cpu"), "onnxruntime", *tensors, options, toolchain)
     build = json.dumps(encode_request(BuildEngine(request)))
-    noted = tmp_path / "pid"
-    words = [sys.executable, "-c", DRIVER, fleet.address, store.uri, build, str(noted)]
+    noted_path = tmp_path / "pid"
+    words = [sys.executable, "-c", DRIVER, fleet.address, store.uri, build, str(noted_path)]
     driver = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    grandchild = int(text_of(noted))
+    grandchild = int(text_of(noted_path))
     driver.kill()
     driver.wait()
     result = recall_engine(request, RunContext(store, None, None))

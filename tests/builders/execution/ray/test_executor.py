@@ -80,20 +80,20 @@ class Noted(list[JobEvent]):
 
 
 def test_a_local_watch_sees_remote_events(executor, tmp_path):
-    seen = Noted()
+    seen_events = Noted()
 
     def watch(event: JobEvent) -> None:
-        seen.append(event)
+        seen_events.append(event)
         if isinstance(event, PhaseEntered):
             (tmp_path / event.phase).touch()  # the job goes on when that was seen
 
     arguments = {"names": ["fetching", "compiling"], "folder": str(tmp_path)}
     executor.run(job("phases", arguments, Needs({"enginesmith/sm": "sm_75"}, True)), watch)
-    assert seen.all(Started) == ["sm_75 (sm_75)"]
-    assert seen.all(PhaseEntered) == ["fetching", "compiling"]
+    assert seen_events.all(Started) == ["sm_75 (sm_75)"]
+    assert seen_events.all(PhaseEntered) == ["fetching", "compiling"]
     mu = "\N{GREEK SMALL LETTER MU}"
-    assert "".join(seen.all(Printed)).split() == ["now", "fetching", mu, "now", "compiling", mu]
-    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 1
+    assert "".join(seen_events.all(Printed)).split() == ["now", "fetching", mu, "now", "compiling", mu]
+    assert isinstance(seen_events[-1], ProcessEnded) and seen_events[-1].usage.peak_mib > 1
 
 
 def test_an_exception_in_a_watch_stops_the_job(executor, tmp_path):
@@ -107,21 +107,21 @@ def test_an_exception_in_a_watch_stops_the_job(executor, tmp_path):
 
 
 def test_a_killed_worker_is_a_crash_and_the_job_is_retried_on_another_node(executor, tmp_path):
-    marked, seen = tmp_path / "marks", Noted()
+    marked_path, seen_items = tmp_path / "marks", Noted()
     with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as error:
-        executor.run(job("kill_worker", {"path": str(marked)}), seen.append)
-    first, second = marked.read_text().split()
-    assert error.value.kind == "crash" and first != second
-    assert seen.all(Retrying) == ["it crashed; once more, elsewhere if a node suits"]
-    assert len(seen.all(Started)) == len(seen.all(ProcessEnded)) == 2
+        executor.run(job("kill_worker", {"path": str(marked_path)}), seen_items.append)
+    first_part, second_part = marked_path.read_text().split()
+    assert error.value.kind == "crash" and first_part != second_part
+    assert seen_items.all(Retrying) == ["it crashed; once more, elsewhere if a node suits"]
+    assert len(seen_items.all(Started)) == len(seen_items.all(ProcessEnded)) == 2
 
 
 def test_a_killed_worker_leaves_no_process_of_its_job(executor, tmp_path):
-    noted = tmp_path / "pid"
+    noted_path = tmp_path / "pid"
     with pytest.raises(StepError):
-        executor.run(job("spawn_and_kill_parent", {"path": str(noted)}))
-    started = [int(pid) for pid in noted.read_text().split()]
-    assert len(started) == 2 and gone(*started)
+        executor.run(job("spawn_and_kill_parent", {"path": str(noted_path)}))
+    started_numbers = [int(pid) for pid in noted_path.read_text().split()]
+    assert len(started_numbers) == 2 and gone(*started_numbers)
 
 
 def test_an_engine_built_in_process_has_no_limits_but_errors(fleet):
@@ -135,7 +135,7 @@ def test_an_engine_built_in_process_has_no_limits_but_errors(fleet):
 
 def test_cancel_ends_running_jobs_and_leaves_nothing(fleet, tmp_path):
     executor = RayExecutor(fleet.address)
-    noted, never = tmp_path / "pid", tmp_path / "never"
+    noted_path, empty_path = tmp_path / "pid", tmp_path / "never"
     failures = []
 
     def run(path: Path) -> None:
@@ -143,33 +143,33 @@ def test_cancel_ends_running_jobs_and_leaves_nothing(fleet, tmp_path):
             executor.run(job("spawn", {"path": str(path), "wait": True}))
         failures.append(error.value.kind)
 
-    thread = threading.Thread(target=run, args=(noted,))
+    thread = threading.Thread(target=run, args=(noted_path,))
     thread.start()
-    grandchild = int(text_of(noted))
+    grandchild = int(text_of(noted_path))
     executor.cancel()
     thread.join(PATIENCE_S)
     assert gone(grandchild)
-    run(never)
+    run(empty_path)
     assert failures == ["cancelled", "cancelled"]
-    assert not never.exists()
+    assert not empty_path.exists()
 
 
 def test_at_most_the_limit_runs_at_once(fleet, tmp_path):
-    executor, go, begun = RayExecutor(fleet.address, jobs=1), tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
-    stays = [job("stay", {"path": str(path), "go": str(go)}) for path in begun]
+    executor, go, begun_paths = RayExecutor(fleet.address, jobs=1), tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
+    kept_jobs = [job("stay", {"path": str(path), "go": str(go)}) for path in begun_paths]
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(executor.run, each) for each in stays]
-        until(lambda: any(path.exists() for path in begun))
+        runs = [pool.submit(executor.run, item) for item in kept_jobs]
+        until(lambda: any(path.exists() for path in begun_paths))
         with RayExecutor(fleet.address) as other:  # the cluster has room: what would be sent to it has come by now
             assert other.run(job("add", {"a": 1, "b": 2})) == 3
-        assert not all(path.exists() for path in begun)
+        assert not all(path.exists() for path in begun_paths)
         go.touch()
         assert [run.result(PATIENCE_S) for run in runs] == [None, None]
 
 
 def test_an_executor_shuts_down_only_what_it_started(executor):
-    with RayExecutor() as other:
-        assert other.run(job("add", {"a": 1, "b": 2})) == 3
+    with RayExecutor() as other_executor:
+        assert other_executor.run(job("add", {"a": 1, "b": 2})) == 3
     assert ray.is_initialized()
 
 
@@ -270,9 +270,9 @@ def test_a_job_through_rays_client_gives_the_same_result_without_progress(execut
     remote, flags = task._remote, []
     monkeypatch.setattr(task, "through_client", lambda: True)
     monkeypatch.setattr(task, "_remote", lambda isolated, streams: flags.append(streams) or remote(isolated, streams))
-    seen = Noted()
-    assert executor.run(job("add", {"a": 2, "b": 3}), seen.append) == 5
-    assert [type(event) for event in seen if isinstance(event, Started | ProcessEnded)] == [Started, ProcessEnded]
+    seen_items = Noted()
+    assert executor.run(job("add", {"a": 2, "b": 3}), seen_items.append) == 5
+    assert [type(event) for event in seen_items if isinstance(event, Started | ProcessEnded)] == [Started, ProcessEnded]
     assert flags == [False]
     with pytest.raises(StepError) as error:
         executor.run(job("hang", timeout_s=0.5))

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("gen
 
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
-    reduced = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
-    entries = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
+    request = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
+    entries = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": request}
     return call_job("unit", f"{JOBS}:{function}", arguments, **entries)
 
 
@@ -50,8 +50,8 @@ class Told(list[JobEvent]):
 def test_each_unit_is_built_on_its_generation_with_a_gpu(fleet, executor):
     nodes_before = raylets(fleet)
     with ThreadPoolExecutor(5) as pool:
-        seen = list(pool.map(lambda g: executor.run(job("raylet", only(g, gpus=1))), GENERATIONS))
-    assert seen == [nodes_before[generation] for generation in GENERATIONS]
+        seen_values = list(pool.map(lambda g: executor.run(job("raylet", only(g, gpus=1))), GENERATIONS))
+    assert seen_values == [nodes_before[generation] for generation in GENERATIONS]
 
 
 def test_a_product_is_a_label_too(fleet, executor):
@@ -63,14 +63,14 @@ def test_a_product_is_a_label_too(fleet, executor):
 
 @pytest.mark.parametrize(("generation", "needs"), [("sm_90", {"gpus": 1}), ("sm_80", {"memory_mib": 1200})])
 def test_gpus_and_memory_are_held_exclusively(executor, tmp_path, generation, needs):
-    go, begun = tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
+    go, begun_paths = tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
     with ThreadPoolExecutor(2) as pool:
-        stays = [job("stay", only(generation, **needs), path=str(path), go=str(go)) for path in begun]
-        runs = [pool.submit(executor.run, each) for each in stays]
+        kept_jobs = [job("stay", only(generation, **needs), path=str(path), go=str(go)) for path in begun_paths]
+        runs = [pool.submit(executor.run, item) for item in kept_jobs]
         until(lambda: executor._listener and len(executor._listener._tasks) == 2)
-        until(lambda: any(path.exists() for path in begun))
+        until(lambda: any(path.exists() for path in begun_paths))
         assert executor.run(job("add", only(generation), a=1, b=2)) == 3  # it was asked for later, and has come
-        assert not all(path.exists() for path in begun)
+        assert not all(path.exists() for path in begun_paths)
         go.touch()
         assert [run.result(PATIENCE_S) for run in runs] == [None, None]
 
@@ -90,14 +90,14 @@ def test_a_missing_preferred_generation_is_ignored(executor):
 
 
 def test_a_generation_may_come_late(fleet, executor):
-    seen = Told()
+    seen_items = Told()
     with RayExecutor(fleet.address, wait_s=600) as patient, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen.append)
-        until(lambda: seen.waits)
-        late = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": "sm_120"}, node_name="late")
-        assert waiting.result(PATIENCE_S) == late.all_processes["raylet"][0].process.pid
-    assert "a node with enginesmith/sm=sm_120 and 1 GPU: none yet, 10:00 left" in seen.waits
-    assert seen.places == ["late (sm_120)"]
+        waiting_future = pool.submit(patient.run, job("raylet", only("sm_120", gpus=1)), seen_items.append)
+        until(lambda: seen_items.waits)
+        late_node = fleet.add_node(num_cpus=1, num_gpus=1, labels={"enginesmith/sm": "sm_120"}, node_name="late")
+        assert waiting_future.result(PATIENCE_S) == late_node.all_processes["raylet"][0].process.pid
+    assert "a node with enginesmith/sm=sm_120 and 1 GPU: none yet, 10:00 left" in seen_items.waits
+    assert seen_items.places == ["late (sm_120)"]
 
 
 def test_waiting_has_a_limit(fleet):
@@ -108,24 +108,24 @@ def test_waiting_has_a_limit(fleet):
 
 def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
     doomed = fleet.add_node(num_cpus=2, labels={"enginesmith/sm": "sm_121"}, node_name="doomed")
-    seen, noted = Told(), tmp_path / "times"
-    spare = {"enginesmith/sm": "sm_121"}
+    seen_items, noted_path = Told(), tmp_path / "times"
+    fields = {"enginesmith/sm": "sm_121"}
     # A preference looks at nodes as they were up to two seconds ago; a need that none of those meets looks again.
     assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted)), seen.append)
-        text_of(noted)
-        until(lambda: seen.places, "the driver has heard where it runs")
+        future = pool.submit(executor.run, job("sleep_once", Needs(fields), path=str(noted_path)), seen_items.append)
+        text_of(noted_path)
+        until(lambda: seen_items.places, "the driver has heard where it runs")
         os.kill(doomed.all_processes["raylet"][0].process.pid, 9)
-        assert running.result(PATIENCE_S) == "elsewhere"
-    assert seen.places[0] == "doomed (sm_121)" and seen.places[1] != seen.places[0]
-    assert seen.retries == ["its node was lost; try 2, elsewhere"]
+        assert future.result(PATIENCE_S) == "elsewhere"
+    assert seen_items.places[0] == "doomed (sm_121)" and seen_items.places[1] != seen_items.places[0]
+    assert seen_items.retries == ["its node was lost; try 2, elsewhere"]
 
 
 def test_sixty_units_each_end_once_despite_crashes(fleet, tmp_path):
-    drawn = ["crash once"] * 5 + ["crash"] * 2 + ["error"] * 3 + ["built"] * 50
-    random.Random(6).shuffle(drawn)
-    fates = dict(enumerate(drawn))
+    drawn_texts = ["crash once"] * 5 + ["crash"] * 2 + ["error"] * 3 + ["built"] * 50
+    random.Random(6).shuffle(drawn_texts)
+    fates = dict(enumerate(drawn_texts))
 
     def one(index: int) -> str:
         needs = Needs({"enginesmith/sm": GENERATIONS[index % 5]}, required=True)
@@ -138,8 +138,8 @@ def test_sixty_units_each_end_once_despite_crashes(fleet, tmp_path):
             return type(error).__name__
 
     with RayExecutor(fleet.address, modules=None) as executor, ThreadPoolExecutor(64) as pool:
-        ended = dict(zip(fates, pool.map(one, fates), strict=True))
+        outcomes = dict(zip(fates, pool.map(one, fates), strict=True))
     kinds = {"built": "built", "crash once": "built", "crash": "crash", "error": "ModelError"}
-    assert ended == {index: kinds[fate] for index, fate in fates.items()}
+    assert outcomes == {index: kinds[fate] for index, fate in fates.items()}
     marks = {int(path.stem): path.read_text() for path in tmp_path.glob("*.built")}
-    assert marks == {index: "x" for index, outcome in ended.items() if outcome == "built"}
+    assert marks == {index: "x" for index, outcome in outcomes.items() if outcome == "built"}

@@ -157,21 +157,21 @@ def test_a_cancelled_canary_ends_both_engines_and_releases_the_gpu(
 ):
     traffic = put_traffic(tmp_path / "traffic", 1.0)
     raylet = psutil.Process(raylets(fleet)["sm_89"])
-    with RayExecutor(fleet.address) as own, ThreadPoolExecutor(1) as pool:
-        context = RunContext(store, LocalExecutor(), own)
+    with RayExecutor(fleet.address) as own_executor, ThreadPoolExecutor(1) as pool:
+        context = RunContext(store, LocalExecutor(), own_executor)
         expected = CanaryRequest("tiny", "2", traffic=traffic, target="cpu")
-        running = pool.submit(canary_on_worker, expected, context, print)
+        running_future = pool.submit(canary_on_worker, expected, context, print)
         try:
-            both = until("both engines are open", lambda: len(result := engines_below(raylet)) == 2 and result)
+            both_value = until("both engines are open", lambda: len(result := engines_below(raylet)) == 2 and result)
         finally:
-            own.cancel()
+            own_executor.cancel()
         with pytest.raises(StepError) as error:
-            running.result(PATIENCE_S)
+            running_future.result(PATIENCE_S)
     assert error.value.kind == "cancelled"
-    assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
+    assert psutil.wait_procs(both_value, timeout=PATIENCE_S)[1] == []
     needs = Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1)
-    following = call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
-    assert executor.run(following) == 3
+    following_job = call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
+    assert executor.run(following_job) == 3
 
 
 class Failing:

@@ -103,17 +103,17 @@ def in_thread(run):
 
 def test_waiting_jobs_fail_and_the_next_job_waits_for_the_cluster(ray):
     with RayExecutor("ray://head:10001", wait_s=3600) as ray_executor:
-        first, result = in_thread(lambda: ray_executor.run(JOB))
+        first_thread, result = in_thread(lambda: ray_executor.run(JOB))
         until(lambda: ray_executor._listener and ray_executor._listener._tasks)
         ray.away.set()
-        first.join(PATIENCE_S)
+        first_thread.join(PATIENCE_S)
         assert isinstance(result[0], UnavailableError) and "lost the Ray cluster" in str(result[0])
         ray.asked.clear()
-        again, result = in_thread(lambda: ray_executor.run(JOB))
+        second_thread, result = in_thread(lambda: ray_executor.run(JOB))
         assert ray.asked.wait(PATIENCE_S) and not result
         ray.answers.set()
         ray.away.clear()
-        again.join(PATIENCE_S)
+        second_thread.join(PATIENCE_S)
         assert result == [3] and ray.connected == 2
 
 
@@ -123,12 +123,12 @@ def test_the_first_connection_waits_for_a_head_that_does_not_answer(ray):
     ray.answers.set()
     waits = []
     with RayExecutor("ray://head:10001", wait_s=3600) as ray_executor:
-        first, result = in_thread(lambda: ray_executor.run(JOB, waits.append))
+        first_thread, result = in_thread(lambda: ray_executor.run(JOB, waits.append))
         until(lambda: len(waits) > 1)
         assert isinstance(waits[0], Waiting) and not result
         assert waits[0].why == "cannot reach ray://head:10001; tried again, 60:00 left"
         ray.away.clear()
-        first.join(PATIENCE_S)
+        first_thread.join(PATIENCE_S)
         assert result == [3] and ray.connected == 1
 
 
@@ -193,21 +193,21 @@ def test_a_cancelled_job_does_not_wait_for_the_head(ray):
         ray.away.set()
         with pytest.raises(UnavailableError):
             ray_executor.run(JOB)
-        again, result = in_thread(lambda: ray_executor.run(JOB))
+        second_thread, result = in_thread(lambda: ray_executor.run(JOB))
         assert ray.asked.wait(PATIENCE_S)
         ray_executor.cancel()
-        again.join(PATIENCE_S)
+        second_thread.join(PATIENCE_S)
         assert isinstance(result[0], StepError | UnavailableError)
 
 
 def test_an_interrupted_worker_waits_for_the_end_of_its_jobs_processes(monkeypatch):
     """Ray interrupts the worker's main thread, and takes the resources for free once the worker has left the task."""
-    ended = []
+    ended_names = []
 
     def run_job(job, folder, is_cancelled, tell, start):
         tell("runs")
         until(is_cancelled)
-        ended.append(job.name)
+        ended_names.append(job.name)
 
     for name, stand_in in (
         ("run_job", run_job),
@@ -219,7 +219,7 @@ def test_an_interrupted_worker_waits_for_the_end_of_its_jobs_processes(monkeypat
     assert next(batches) == [Started("unit", "id")] and next(batches) == ["runs"]
     with pytest.raises(KeyboardInterrupt):
         batches.throw(KeyboardInterrupt())
-    assert ended == ["unit"]
+    assert ended_names == ["unit"]
 
 
 class Panic(BaseException):

@@ -62,15 +62,15 @@ def test_a_query_attends_to_the_keys_that_are_filled_and_not_to_later_ones(tmp_p
                {{ y = Attention <is_causal = {causal}> (q, k, v, , , , filled) }}"""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 1, length, 4)).astype("f") for length in (2, 5, 5))
-    filled = np.array([3, 5])
+    filled_array = np.array([3, 5])
     expected = np.empty_like(q)
-    for sample, count in enumerate(filled):
+    for sample, count in enumerate(filled_array):
         for row in range(2):  # the queries are the last of the keys that are filled
-            seen = slice(0, count - 1 + row if causal else count)
-            scores = q[sample, 0, row] @ k[sample, 0, seen].T / 2
+            seen_slice = slice(0, count - 1 + row if causal else count)
+            scores = q[sample, 0, row] @ k[sample, 0, seen_slice].T / 2
             weights = np.exp(scores - scores.max())
-            expected[sample, 0, row] = weights @ v[sample, 0, seen] / weights.sum()
-    np.testing.assert_allclose(ran(tmp_path, text, q, k, v, filled), expected, atol=1e-5)
+            expected[sample, 0, row] = weights @ v[sample, 0, seen_slice] / weights.sum()
+    np.testing.assert_allclose(ran(tmp_path, text, q, k, v, filled_array), expected, atol=1e-5)
 
 
 def test_without_key_counts_the_first_query_sees_only_the_first_key(tmp_path):

@@ -17,8 +17,8 @@ def div(a: Array, b: Array) -> Array:
 
 def matmul(a: Array, b: Array) -> Array:
     """a @ b; half precision is multiplied in single."""
-    wide = np.float32 if a.dtype == np.float16 else a.dtype
-    return np.matmul(a.astype(wide), b.astype(wide)).astype(a.dtype)
+    wide_float32 = np.float32 if a.dtype == np.float16 else a.dtype
+    return np.matmul(a.astype(wide_float32), b.astype(wide_float32)).astype(a.dtype)
 
 
 def gemm(a: Array, b: Array, c: Array | None = None, alpha=1.0, beta=1.0, transA=0, transB=0) -> Array:
@@ -27,15 +27,15 @@ def gemm(a: Array, b: Array, c: Array | None = None, alpha=1.0, beta=1.0, transA
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
-    raised = np.exp(x - x.max(axis, keepdims=True))
-    return raised / raised.sum(axis, keepdims=True)
+    raised_values = np.exp(x - x.max(axis, keepdims=True))
+    return raised_values / raised_values.sum(axis, keepdims=True)
 
 
 def layer_norm(x: Array, scale: Array, bias: Array | None = None, axis: int = -1, epsilon=1e-5, stash_type=1) -> Array:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the axes from `axis` on."""
     axes = tuple(range(axis % x.ndim, x.ndim))
-    centred = x - x.mean(axes, keepdims=True)
-    result = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + np.float32(epsilon)) * scale
+    centred_values = x - x.mean(axes, keepdims=True)
+    result = centred_values / np.sqrt((centred_values**2).mean(axes, keepdims=True) + np.float32(epsilon)) * scale
     return (result if bias is None else result + bias).astype(x.dtype)
 
 
@@ -63,19 +63,19 @@ def convolution(
 
 def along(value: Array, x: Array, axis: int) -> Array:
     """A vector of one number for each place of an axis, so that it can be broadcast over the rest."""
-    return value.reshape([-1 if at == axis % x.ndim else 1 for at in range(x.ndim)]) if value.ndim == 1 else value
+    return value.reshape([-1 if index == axis % x.ndim else 1 for index in range(x.ndim)]) if value.ndim == 1 else value
 
 
 def quantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -> Array:
     """round(x / scale) + zero, within the type of `zero`."""
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
-    moved = np.rint(x / along(scale, x, axis)) + (0 if zero is None else along(zero.astype(np.float32), x, axis))
-    return np.clip(moved, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+    moved_values = np.rint(x / along(scale, x, axis)) + (0 if zero is None else along(zero.astype(np.float32), x, axis))
+    return np.clip(moved_values, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
 
 
 def dequantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -> Array:
-    whole = x.astype(np.int32) - (0 if zero is None else along(zero.astype(np.int32), x, axis))
-    return (whole * along(scale, x, axis)).astype(scale.dtype)
+    whole_values = x.astype(np.int32) - (0 if zero is None else along(zero.astype(np.int32), x, axis))
+    return (whole_values * along(scale, x, axis)).astype(scale.dtype)
 
 
 def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
@@ -85,7 +85,7 @@ def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array
 
 def reshape(x: Array, shape: Array) -> Array:
     """x in another shape; 0 keeps a size."""
-    return x.reshape([x.shape[at] if size == 0 else size for at, size in enumerate(shape.tolist())])
+    return x.reshape([x.shape[index] if size == 0 else size for index, size in enumerate(shape.tolist())])
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {

@@ -20,10 +20,10 @@ class ToySession(Session):
         self._name, self._closed = engine.path.name, False
         self._check = InputCheck(self.inputs, engine.request.profiles)
         try:
-            with np.load(engine.path, allow_pickle=False) as stored:
-                document = json.loads(stored["program"].tobytes())
+            with np.load(engine.path, allow_pickle=False) as stored_arrays:
+                document = json.loads(stored_arrays["program"].tobytes())
                 self._steps: list[dict[str, Any]] = document["steps"]
-                self._weights = {name: stored[f"w{at}"] for at, name in enumerate(document["names"])}
+                self._weights = {name: stored_arrays[f"w{index}"] for index, name in enumerate(document["names"])}
         except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise IntegrityError(f"{self._name} is no engine of toy ({error}); build it again") from error
 

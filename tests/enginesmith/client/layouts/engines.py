@@ -52,8 +52,8 @@ def cpu_engine(store: Store, number: float, features: int = 10) -> EngineEntry:
 def plan(store: Store, target: str, precision: str = "fp16", profiles: int = 1) -> EngineEntry:
     """An engine of TensorRT, of a few bytes, with profiles for batches up to 8, 16, ..."""
     result = engine(store, target, precision, status="unproven", data=f"{target} {precision}".encode())
-    ends = [(1 if index == 0 else 8 * index + 1, 8 * (index + 1)) for index in range(profiles)]
-    sizes = tuple(ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in ends)
+    numbers = [(1 if index == 0 else 8 * index + 1, 8 * (index + 1)) for index in range(profiles)]
+    sizes = tuple(ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in numbers)
     return replace(result, backend="tensorrt", profiles=sizes)
 
 
@@ -77,10 +77,10 @@ def publish_with_golden(
     store: Store, entries: list[EngineEntry], folder: Path, content: object, version: str | None = None
 ) -> Published:
     """A version with a golden set, on the channel candidate."""
-    drafted = draft(store, content)
-    drafted = replace(drafted, sources={**drafted.sources, "golden": golden_set(store, folder)})
+    drafted_spec = draft(store, content)
+    drafted_spec = replace(drafted_spec, sources={**drafted_spec.sources, "golden": golden_set(store, folder)})
     pairs = [(entry, approval(entry)) for entry in entries]
-    return publish(store, drafted, pairs, (), channel="candidate", wanted_version=version)
+    return publish(store, drafted_spec, pairs, (), channel="candidate", wanted_version=version)
 
 
 def publish_pair(
@@ -101,11 +101,11 @@ def publish_pair(
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[batch, 10] logits {past_text}) => (float[batch, 10] scores {present_text})
         <float number = {{{second}}}> {{ scores = Add(logits, number) {"present = Neg(past)" if state else ""} }}"""
-    logits, past, scores, present = (
+    logits, past_spec, scores, present_spec = (
         TensorSpec(name, "float32", ("batch", 10)) for name in ("logits", "past", "scores", "present")
     )
     decoder = engine(store, data=onnx.parser.parse_model(text).SerializeToString())
-    inputs, outputs = ((logits, past), (scores, present)) if state else ((logits,), (scores,))
+    inputs, outputs = ((logits, past_spec), (scores, present_spec)) if state else ((logits,), (scores,))
     sizes = ShapeProfile(tuple((spec.name, (1, 10), (4, 10), (16, 10)) for spec in inputs))
     decoder = replace(decoder, inputs=inputs, outputs=outputs, profiles=(sizes,))
     images = ((number, 1, 8, 8) for number in (least, 8, 32))
@@ -115,11 +115,11 @@ def publish_pair(
         states = {"past": {"output": "present", "initial": 0.0}} if state and entry is decoder else {}
         drafted = replace(draft(store, number, f"pair-{name}"), spec={"state": states})
         graphs[name] = publish(store, drafted, [(entry, approval(entry))], channel=None).manifest
-    whole = engine(store, data=write_engines({name: manifest.engines[0] for name, manifest in graphs.items()}))
-    whole = replace(whole, backend=ENSEMBLE, suffix=".json", profiles=())
-    whole = replace(whole, outputs=(replace(scores, name="decoder.scores"),))
+    whole_engine = engine(store, data=write_engines({name: manifest.engines[0] for name, manifest in graphs.items()}))
+    whole_engine = replace(whole_engine, backend=ENSEMBLE, suffix=".json", profiles=())
+    whole_engine = replace(whole_engine, outputs=(replace(scores, name="decoder.scores"),))
     sources = {"encoder": {"image": "image"}, "decoder": {"logits": "encoder.logits"}}
     pins = tuple(replace(pin(name, manifest), sources=sources[name]) for name, manifest in graphs.items())
     code = {f"function {name} crop.py": store.put_bytes(b"") for name in functions}
     drafted = replace(draft(store, (first, second), "pair"), graphs=pins, spec={"functions": functions}, sources=code)
-    return publish(store, drafted, [(whole, approval(whole))], channel="candidate").manifest
+    return publish(store, drafted, [(whole_engine, approval(whole_engine))], channel="candidate").manifest

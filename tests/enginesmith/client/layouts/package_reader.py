@@ -55,16 +55,16 @@ class Loader:
 
     def _made(self, function: str, *arguments: Any) -> ctypes.c_void_p:
         """The last argument of a function, which it fills in: a pointer or a count."""
-        out = ctypes.c_void_p()
-        self._call(function, *arguments, ctypes.byref(out))
-        return out
+        out_pointer = ctypes.c_void_p()
+        self._call(function, *arguments, ctypes.byref(out_pointer))
+        return out_pointer
 
     def _call(self, function: str, *arguments: Any) -> None:
         address = self._package_api[_PACKAGE_API[function]] if function in _PACKAGE_API else self._api[_API[function]]
         kinds = [ctypes.c_char_p if isinstance(item, bytes) else ctypes.c_void_p for item in arguments]
         if status := ctypes.CFUNCTYPE(ctypes.c_void_p, *kinds)(address)(*arguments):
-            say = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(self._api[_API["GetErrorMessage"]])
-            raise ValueError(say(status).decode())
+            callback = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p)(self._api[_API["GetErrorMessage"]])
+            raise ValueError(callback(status).decode())
 
 
 def _text(pointer: ctypes.c_void_p) -> str:

@@ -51,18 +51,18 @@ class SwapLoad:
 
     def _ask_over(self, connection: http.client.HTTPConnection) -> None:
         while not self._stop.is_set():
-            least, begun = self.least, time.perf_counter()
+            least, start_s = self.least, time.perf_counter()
             try:
-                added = ask(connection, self.model)
-                wrong = "" if added >= least else f"engine {added} answered after {least} was served"
+                added_number = ask(connection, self.model)
+                wrong_text = "" if added_number >= least else f"engine {added_number} answered after {least} was served"
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-                added, wrong = -1, f"{type(error).__name__}: {error}"
+                added_number, wrong_text = -1, f"{type(error).__name__}: {error}"
                 connection.close()
             with self._lock:
                 self.asked += 1
-                self.seconds.append(time.perf_counter() - begun)
-                self.given.add(added)
-                self.failed += [wrong] if wrong else []
+                self.seconds.append(time.perf_counter() - start_s)
+                self.given.add(added_number)
+                self.failed += [wrong_text] if wrong_text else []
 
 
 def ask(connection: http.client.HTTPConnection, model: str) -> int:
@@ -74,17 +74,17 @@ def ask(connection: http.client.HTTPConnection, model: str) -> int:
     if response.status != 200:
         raise ValueError(f"{response.status} {body[:300]!r}")
     values = json.loads(body)["outputs"][0]["data"]
-    added = values[0] - sum(IMAGE)
-    if len(set(values)) != 1 or added != round(added):
+    added_value = values[0] - sum(IMAGE)
+    if len(set(values)) != 1 or added_value != round(added_value):
         raise ValueError(f"the answer {values} is that of no engine")
-    return round(added)
+    return round(added_value)
 
 
 def wait_for(port: int, model: str, number: int, limit_s: float = PATIENCE_S) -> None:
     """Ask until the engine that adds `number` answers. Raises TimeoutError."""
-    ends = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         while ask(connection, model) != number:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline_s:
                 raise TimeoutError(f"the engine that adds {number} does not answer within {limit_s:g} s")
             time.sleep(0.02)

@@ -84,9 +84,9 @@ def test_two_indistinguishable_engines_are_refused_before_a_folder_is_made(store
     [("plan", "opens engines of tensorrt"), ("stripped", "no weights"), ("wide", "saturate"), ("library", "a library")],
 )
 def test_engines_that_no_provider_opens_alone_are_refused(store: Store, tmp_path: Path, kind: str, reason: str) -> None:
-    whole = cpu_engine(store, 5)
-    library = replace(whole, requires=(*whole.requires, Library("cube", "RegisterCustomOps", ())))
-    kinds = {"plan": plan(store, "l4"), "stripped": stripped(whole), "wide": wide(whole), "library": library}
+    entry = cpu_engine(store, 5)
+    library = replace(entry, requires=(*entry.requires, Library("cube", "RegisterCustomOps", ())))
+    kinds = {"plan": plan(store, "l4"), "stripped": stripped(entry), "wide": wide(entry), "library": library}
     assert reason in str(ModelPackage().reject(kinds[kind]))
     if kind == "plan":
         publish_engines(store, [kinds[kind]])
@@ -97,10 +97,10 @@ def test_engines_that_no_provider_opens_alone_are_refused(store: Store, tmp_path
 def test_the_command_prints_each_variant(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_engines(store, [cpu_engine(store, 5)])
     words = ["pull", "digits", "--layout", "ortpackage", "--target", "cpu", "--dest", str(tmp_path / "m")]
-    for extra, code in (([], 0), (["--follow"], 2)):
+    for extra_names, code in (([], 0), (["--follow"], 2)):
         with pytest.raises(SystemExit) as error:
-            cli.main([*words, *extra, "--registry", store.uri])
+            cli.main([*words, *extra_names, "--registry", store.uri])
         assert error.value.code == code
-    captured = capsys.readouterr()
-    assert "chosen: cpu-fp32/model.onnx: cpu fp32 onnxruntime of digits@1" in captured.out
-    assert "writes the package of a version once; leave out --follow" in captured.err
+    captured_namespace = capsys.readouterr()
+    assert "chosen: cpu-fp32/model.onnx: cpu fp32 onnxruntime of digits@1" in captured_namespace.out
+    assert "writes the package of a version once; leave out --follow" in captured_namespace.err

@@ -60,8 +60,8 @@ def test_a_version_of_a_batch_becomes_a_repository(store: Store, dest: Path, tmp
             for size in (1, 8)
         ],
     }
-    warm = np.fromfile(dest / "digits" / "warmup" / "1" / "input0", np.float32)
-    assert np.array_equal(warm.reshape(1, 8, 8), GOLDEN[0])
+    warm_array = np.fromfile(dest / "digits" / "warmup" / "1" / "input0", np.float32)
+    assert np.array_equal(warm_array.reshape(1, 8, 8), GOLDEN[0])
     run = enginesmith.open_onnx(placement.folder / "model.json")
     assert run({"image": GOLDEN})["logits"][0, 0] == GOLDEN[0].sum() + 5
 
@@ -109,13 +109,13 @@ def test_requests_are_joined_only_if_requested_and_possible(store: Store, dest: 
     place(store, dest, layout=Triton(DynamicBatching(max_batch_size=16, max_queue_delay_s=0.005)))
     assert config(dest)["dynamic_batching"] == {"max_queue_delay_microseconds": "5000"}
     assert config(dest)["max_batch_size"] == 16
-    fixed = replace(cpu_engine(store, 2), outputs=(TensorSpec("logits", "float32", (10,)),))
-    publish_engines(store, [fixed], "b")
+    fixed_entry = replace(cpu_engine(store, 2), outputs=(TensorSpec("logits", "float32", (10,)),))
+    publish_engines(store, [fixed_entry], "b")
     with pytest.raises(InputError, match="requests cannot be joined"):
         place(store, dest, layout=Triton(DynamicBatching()))
-    for wrong in ({"max_batch_size": 0}, {"max_queue_delay_s": float("nan")}, {"max_queue_delay_s": 3600.5}):
+    for wrong_fields in ({"max_batch_size": 0}, {"max_queue_delay_s": float("nan")}, {"max_queue_delay_s": 3600.5}):
         with pytest.raises(InputError):
-            DynamicBatching(**wrong)
+            DynamicBatching(**wrong_fields)
 
 
 def test_a_batch_beyond_the_engines_is_refused_and_no_folder_is_made(store: Store, dest: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_batch_beyond_the_engines_is_refused_and_no_folder_is_made(store: Stor
 
 def publish_hints(store: Store, entries: list[EngineEntry], **hints: object) -> None:
     """A version whose spec has a section `triton`."""
-    drafted = draft(store, "hints")
-    sources = {**drafted.sources, "labels logits": store.put_bytes(b"zero\none\n")}
+    drafted_manifest = draft(store, "hints")
+    sources = {**drafted_manifest.sources, "labels logits": store.put_bytes(b"zero\none\n")}
     publish(
         store,
-        replace(drafted, sources=sources, spec={**drafted.spec, "triton": hints}),
+        replace(drafted_manifest, sources=sources, spec={**drafted_manifest.spec, "triton": hints}),
         [(entry, approval(entry)) for entry in entries],
         (),
         channel="candidate",
@@ -150,9 +150,9 @@ def test_instances_preferred_sizes_and_labels_equal_the_specs(store: Store, dest
     # Smaller batches than asked for leave no preferred size that Triton would refuse.
     place(store, dest, layout=Triton(DynamicBatching(max_batch_size=4)))
     assert config(dest)["dynamic_batching"] == {"preferred_batch_size": [4], "max_queue_delay_microseconds": "100"}
-    again = look_at_triton(dest / "digits" / "config.pbtxt", dest)
-    assert again.version == "1" and again.serve == "triton"
-    assert again.triton == {
+    second_model = look_at_triton(dest / "digits" / "config.pbtxt", dest)
+    assert second_model.version == "1" and second_model.serve == "triton"
+    assert second_model.triton == {
         "instances": 2,
         "preferred_batch_sizes": [4],
         "max_queue_delay_us": 100,
@@ -167,15 +167,15 @@ def test_plans_with_several_profiles_prefer_the_tuned_batches(store: Store, dest
 
 
 def test_a_version_without_engines_for_triton_is_reported_before_a_folder_is_made(store: Store, dest: Path) -> None:
-    others = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
-    publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *others])
+    other_engines = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
+    publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *other_engines])
     with pytest.raises(UnknownNameError) as error:
         place(store, dest, target="l4")
-    first, *rest = str(error.value).splitlines()
-    assert first.startswith(
+    first_line, *rest = str(error.value).splitlines()
+    assert first_line.startswith(
         "digits@1 has no engine for sm_89 (l4): l4 fp16 tensorrt-rtx: Triton does not load tensorrt-rtx engines"
     )
-    assert "build again with `serve: triton` in its spec" in first and "targets" not in first
+    assert "build again with `serve: triton` in its spec" in first_line and "targets" not in first_line
     assert len(rest) == 1 and rest[0].endswith("; it has engines for sm_75, cpu")
     assert not dest.exists()
 
@@ -190,8 +190,8 @@ def test_plans_of_several_generations_are_chosen_by_compute_capability(store: St
     assert result["instance_group"] == [{"kind": "KIND_GPU", "count": 1, "profile": ["0", "1"]}]
     assert [item.path.read_bytes() for item in placement.pulled] == [b"sm_80 fp16", b"l4 fp16"]
     assert json.loads((placement.folder / "sm_89-fp16.json").read_bytes())["file"] == "sm_89-fp16.plan"
-    one = place(store, dest / "one", target="l4")
-    assert config(dest / "one")["default_model_filename"] == "model.plan" == one.pulled[0].path.name
+    one_place = place(store, dest / "one", target="l4")
+    assert config(dest / "one")["default_model_filename"] == "model.plan" == one_place.pulled[0].path.name
 
 
 def test_engines_that_need_two_configurations_are_refused(store: Store, dest: Path) -> None:
@@ -212,8 +212,8 @@ def test_engines_that_triton_cannot_serve_are_skipped_with_the_reason(store: Sto
     reasons = dict(placement.pulled[0].resolution.rejected)
     assert "Triton does not load tensorrt-rtx engines" in reasons["l4 int8 tensorrt-rtx"]
     assert "has no weights" in reasons["l4 fp8 tensorrt"]
-    odd = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
-    publish_engines(store, [odd, rtx], "b")
+    odd_entry = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
+    publish_engines(store, [odd_entry, rtx], "b")
     with pytest.raises(UnknownNameError, match="'logits' is complex64, a type that Triton does not support"):
         place(store, dest)
 
@@ -222,29 +222,29 @@ def test_the_version_exists_before_the_configuration_names_it(store: Store, dest
     publish_engines(store, [cpu_engine(store, 1)], "a")
     publish_engines(store, [cpu_engine(store, 2)], "b")
     place(store, dest, "digits@1")
-    seen: list[tuple[str, list[str]]] = []
+    seen_items: list[tuple[str, list[str]]] = []
     renames = {name: getattr(Path, name) for name in ("rename", "replace")}
     for name in renames:
 
         def watched(self: Path, target, name=name):
             result = renames[name](self, target)
-            served = (dest / "digits" / "config.pbtxt").read_text().partition("versions: [")[2][0]
-            seen.append((served, [item for item in names_in(dest / "digits") if item in "12"]))
+            config = (dest / "digits" / "config.pbtxt").read_text().partition("versions: [")[2][0]
+            seen_items.append((config, [item for item in names_in(dest / "digits") if item in "12"]))
             return result
 
         monkeypatch.setattr(Path, name, watched)
     place(store, dest, "digits@2")
-    assert all(served in there for served, there in seen), seen
-    assert seen[0] == ("1", ["1"]) and ("1", ["1", "2"]) in seen
+    assert all(served_name in other_name for served_name, other_name in seen_items), seen_items
+    assert seen_items[0] == ("1", ["1"]) and ("1", ["1", "2"]) in seen_items
 
 
 def test_a_followed_channel_deletes_old_versions(store: Store, dest: Path, tmp_path: Path) -> None:
-    called: list[tuple[str, str]] = []
+    called_versions: list[tuple[str, str]] = []
 
     def look(keep: int = 1):
         return Client(store.uri).watch(
             "digits:candidate", dest, target="cpu", layout=Triton(), once=True, keep=keep, say=lambda _: None,
-            hook=lambda facts: called.append((facts["version"], facts["previous"])) and None,
+            hook=lambda facts: called_versions.append((facts["version"], facts["previous"])) and None,
         )  # fmt: skip
 
     for number in range(4):
@@ -252,11 +252,11 @@ def test_a_followed_channel_deletes_old_versions(store: Store, dest: Path, tmp_p
         swap = look()
     assert names_in(dest / "digits") == ["3", "4", "config.pbtxt", "warmup"]
     assert names_in(dest / "digits" / "warmup") == ["3", "4"]
-    assert called == [("1", ""), ("2", "1"), ("3", "2"), ("4", "3")]
+    assert called_versions == [("1", ""), ("2", "1"), ("3", "2"), ("4", "3")]
     assert swap.current == dest / "digits" and swap.engine.read_bytes() and not look().swapped
     channels.rollback(store, "digits", "candidate")
     back = look()
-    assert (back.version, back.previous, back.origin) == ("3", "4", "there") and len(called) == 5
+    assert (back.version, back.previous, back.origin) == ("3", "4", "there") and len(called_versions) == 5
     (dest / "digits" / "7").mkdir()
     publish_with_golden(store, [cpu_engine(store, 9)], tmp_path, 9)
     look()
@@ -265,24 +265,24 @@ def test_a_followed_channel_deletes_old_versions(store: Store, dest: Path, tmp_p
 
 def test_another_engine_of_the_served_version_replaces_it(store: Store, dest: Path) -> None:
     publish_engines(store, [cpu_engine(store, 1), replace(cpu_engine(store, 2), precision="int8")], "a")
-    first = place(store, dest, policy=Policy("fp32"))
-    again = place(store, dest, policy=Policy("fp32"))
-    assert not again.swapped and again.identity == first.identity and again.pulled[0].cached
-    other = place(store, dest, policy=Policy("int8"))
-    assert other.swapped and other.identity != first.identity and other.previous == ""
-    assert json.loads((other.folder / "model.json").read_bytes())["precision"] == "int8"
+    first_place = place(store, dest, policy=Policy("fp32"))
+    second_place = place(store, dest, policy=Policy("fp32"))
+    assert not second_place.swapped and second_place.identity == first_place.identity and second_place.pulled[0].cached
+    other_place = place(store, dest, policy=Policy("int8"))
+    assert other_place.swapped and other_place.identity != first_place.identity and other_place.previous == ""
+    assert json.loads((other_place.folder / "model.json").read_bytes())["precision"] == "int8"
     assert names_in(dest / "digits") == ["1", "config.pbtxt"]
 
 
 def test_a_damaged_engine_is_repaired_and_a_lost_one_skipped(store: Store, dest: Path) -> None:
-    good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
-    publish_engines(store, [good, best], "a")
-    first = place(store, dest)
-    first.pulled[0].path.chmod(0o644)
-    first.pulled[0].path.write_bytes(b"damaged")
+    good_entry, best_entry = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
+    publish_engines(store, [good_entry, best_entry], "a")
+    first_place = place(store, dest)
+    first_place.pulled[0].path.chmod(0o644)
+    first_place.pulled[0].path.write_bytes(b"damaged")
     assert place(store, dest).pulled[0].origin == "registry"
-    flip(store, str(best.digest))
-    first.pulled[0].path.write_bytes(b"damaged")
+    flip(store, str(best_entry.digest))
+    first_place.pulled[0].path.write_bytes(b"damaged")
     result = place(store, dest)
     assert result.pulled[0].engine.precision == "int8" and not result.whole
     assert any("LOST" in text for text in result.pulled[0].warnings)
@@ -295,8 +295,8 @@ def test_a_failed_first_pull_leaves_no_model_folder(store, dest, tmp_path, monke
     if when == "download":
         flip(store, str(entry.digest))
     else:
-        broken = "triton_config.read_warmup" if when == "golden" else "start_atomic_write"
-        monkeypatch.setattr(f"enginesmith.client.layouts.triton.{broken}", interrupted)
+        broken_text = "triton_config.read_warmup" if when == "golden" else "start_atomic_write"
+        monkeypatch.setattr(f"enginesmith.client.layouts.triton.{broken_text}", interrupted)
     with pytest.raises((IntegrityError, KeyboardInterrupt)):
         place(store, dest)
     assert [path.name for path in dest.iterdir() if path.is_dir()] == [], "Triton takes every folder for a model"

@@ -25,9 +25,9 @@ def place(store: Store, dest: Path, layout: Triton = Triton(), target: str = "cp
 @pytest.mark.parametrize("least", [1, 2])
 def test_an_ensemble_becomes_a_model_for_each_graph_and_one_of_steps(store: Store, dest: Path, least: int) -> None:
     publish_pair(store, 1, 2, least)
-    placed = place(store, dest)
+    placed_engine = place(store, dest)
     assert names_in(dest)[1:] == ["pair", "pair@decoder", "pair@encoder"]
-    assert placed.swapped and placed.pulled[0].path == dest / "pair" / "1" / "model.json"
+    assert placed_engine.swapped and placed_engine.pulled[0].path == dest / "pair" / "1" / "model.json"
     batch = "" if least == 1 else "-1,"
     expected = f"""name: "pair" platform: "ensemble" max_batch_size: {16 if least == 1 else 0}
         input {{ name: "image" data_type: TYPE_FP32 dims: [{batch} 1, 8, 8] }}
@@ -60,8 +60,8 @@ def test_earlier_graphs_stay_served_and_unused_ones_are_deleted(store: Store, de
     for numbers in ((1, 1), (2, 2), (3, 2)):
         publish_pair(store, *numbers)
         place(store, dest)
-    served = {name: served_versions(dest / name) for name in ("pair", "pair@encoder", "pair@decoder")}
-    assert served == {"pair": ["3"], "pair@encoder": ["3", "2"], "pair@decoder": ["2"]}
+    served_names = {name: served_versions(dest / name) for name in ("pair", "pair@encoder", "pair@decoder")}
+    assert served_names == {"pair": ["3"], "pair@encoder": ["3", "2"], "pair@decoder": ["2"]}
     assert not place(store, dest).swapped and served_versions(dest / "pair@encoder") == ["3", "2"]
     channels.rollback(store, "pair", "candidate")
     assert place(store, dest).previous == "3" and served_versions(dest / "pair@encoder") == ["2", "3"]
@@ -89,13 +89,13 @@ def test_graphs_and_functions_that_triton_cannot_open_are_named(store: Store, de
 def test_a_state_is_an_input_and_an_output_and_init_reads_it_again(store: Store, dest: Path) -> None:
     publish_pair(store, 1, 2, 2, state=True)
     place(store, dest)
-    whole = read_config(dest / "pair" / "config.pbtxt")
-    assert [tensor["name"] for tensor in whole["input"]] == ["image", "decoder.past"]
-    assert [tensor["name"] for tensor in whole["output"]] == ["decoder.scores", "decoder.present"]
+    whole_config = read_config(dest / "pair" / "config.pbtxt")
+    assert [tensor["name"] for tensor in whole_config["input"]] == ["image", "decoder.past"]
+    assert [tensor["name"] for tensor in whole_config["output"]] == ["decoder.scores", "decoder.present"]
     assert exit_code("init", dest / "pair" / "config.pbtxt") == 0
     np.savez(dest / "golden.npz", image=np.zeros((4, 1, 8, 8), np.float32))
-    loaded = load_ensemble(dest / "pair.yaml")
-    assert loaded.spec.connections == {"encoder.image": "image", "decoder.logits": "encoder.logits"}
-    decoder = loaded.graphs["decoder"]
+    loaded_ensemble = load_ensemble(dest / "pair.yaml")
+    assert loaded_ensemble.spec.connections == {"encoder.image": "image", "decoder.logits": "encoder.logits"}
+    decoder = loaded_ensemble.graphs["decoder"]
     assert (decoder.source.onnx, decoder.serve) == ("pair@decoder/1/model.onnx", "triton")
     assert [state.input for state in decoder.states()] == ["past"]

@@ -48,9 +48,9 @@ def test_triton_polls_the_repository_and_is_swapped_under_load(store: Store, tmp
         load.least = 0
         look(store, dest)
         wait_for(server.port, "digits", SWAPS - 1)
-        before = loads(server)
+        document_before = loads(server)
         time.sleep(2.5)
-        assert loads(server) == before, "it loads what nobody changed"
+        assert loads(server) == document_before, "it loads what nobody changed"
     assert load.failed == [] and load.given == set(range(SWAPS + 1))
 
 
@@ -72,10 +72,10 @@ def test_an_ensemble_is_served_and_swapped_under_load(store: Store, tmp_path: Pa
     with triton(find_triton(), tmp_path / "models", tmp_path, *options) as server:
         hook = None if options is POLL else Post(f"http://127.0.0.1:{server.port}/v2/repository/models/pair/load")
         with SwapLoad(server.port, "pair") as load:
-            for first, second in ((1, 100), (2, 100), (2, 300)):
-                pull(first, second, hook)
-                wait_for(server.port, "pair", first + second)
-                load.least = first + second
+            for first_number, second_number in ((1, 100), (2, 100), (2, 300)):
+                pull(first_number, second_number, hook)
+                wait_for(server.port, "pair", first_number + second_number)
+                load.least = first_number + second_number
         assert load.failed == [] and load.given == {0, 101, 102, 302}, "an answer of graphs of two versions"
         until(
             lambda: not server.is_ready("/v2/models/pair@encoder/versions/1/ready"), "graphs of the last but one stay"
@@ -88,13 +88,13 @@ def test_incomplete_downloads_load_nothing(store: Store, tmp_path: Path) -> None
     publish_with_golden(store, [cpu_engine(store, 0)], tmp_path, 0)
     look(store, dest)
     with triton(find_triton(), dest, tmp_path, *POLL) as server:
-        before = loads(server)
+        document_before = loads(server)
         staged = dest / "digits" / "00" / "2"
         staged.mkdir(parents=True)
         for part in range(3):
             (staged / "model.onnx").write_bytes(b"part" * part)
             time.sleep(1.2)
-        assert loads(server) == before and server.is_ready()
+        assert loads(server) == document_before and server.is_ready()
 
 
 def test_the_hook_loads_into_triton_and_fails_if_triton_cannot(store: Store, tmp_path: Path) -> None:

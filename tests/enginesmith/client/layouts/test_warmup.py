@@ -34,7 +34,7 @@ def test_offsets_beyond_the_file_are_refused(tmp_path: Path, shape: list[int], o
 
 
 def test_a_header_of_any_length_is_refused(tmp_path: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(IntegrityError, match=r"a header has .* bytes"):
         read_warmup(written(tmp_path / "golden", [2], [0, 8], (1 << 63) - 1), [X])
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < 1 << 16

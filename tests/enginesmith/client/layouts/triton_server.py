@@ -50,9 +50,9 @@ class TritonServer:
 @contextmanager
 def triton(wheel: Path, repository: Path, folder: Path, *options: str) -> Iterator[TritonServer]:
     """Run Triton on a repository. folder: for backends, log. Raises TimeoutError with the log's end after a minute."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     server, libraries = wheel / "pytriton" / "tritonserver", wheel / "nvidia_pytriton.libs"
     backends = _lay_out_backends(server, folder / "backends")
     program = shutil.copy(server / "bin" / "tritonserver", folder / "tritonserver")
@@ -68,9 +68,9 @@ def triton(wheel: Path, repository: Path, folder: Path, *options: str) -> Iterat
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         actual = TritonServer(port, log)
-        ends = time.monotonic() + 60
+        deadline_s = time.monotonic() + 60
         while not actual.is_ready():
-            if process.poll() is not None or time.monotonic() > ends:
+            if process.poll() is not None or time.monotonic() > deadline_s:
                 raise TimeoutError(f"Triton is not ready; its log ends:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
         yield actual

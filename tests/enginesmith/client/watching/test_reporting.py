@@ -63,9 +63,9 @@ def clock() -> Clock:
 def rollout(store: Any) -> Any:
     """digits:stable serves 1, and 2 comes to nodes with the label canary."""
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
-    two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    second_manifest = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
     plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (600, 600), Gates())
-    return operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
+    return operations.start(store, second_manifest, "stable", plan, operations.Operator("ada", NOW))
 
 
 def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **options: Any) -> Any:
@@ -85,40 +85,40 @@ def sent(store: Any, rollout: Any) -> Any:
 
 
 def test_a_node_in_the_wave_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
-    mine, _ = watcher(store, tmp_path / "a", clock)
-    other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
-    assert mine.once().version == "2" and other.once().version == "1"
+    own_watcher, _ = watcher(store, tmp_path / "a", clock)
+    other_watcher, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
+    assert own_watcher.once().version == "2" and other_watcher.once().version == "1"
     (result,) = reports(store, rollout)
     assert (result.node, result.region, result.version, result.failure) == ("n1", "eu", "2", "")
     assert sent(store, rollout).at == "2026-11-01T00:00:00.000+00:00"
     operations.abort(store, "digits", "stable", operations.Operator("ada", NOW))
-    following = replace(rollout, id="next")
-    assert mine.once().version == "1" and clear_reports(store, rollout, lambda: rollout) == 0
-    assert clear_reports(store, following, lambda: rollout) == 0  # it stood still, and another one runs by now
-    assert clear_reports(store, following, lambda: following) == 1 and reports(store, rollout) == ()
+    following_rollout = replace(rollout, id="next")
+    assert own_watcher.once().version == "1" and clear_reports(store, rollout, lambda: rollout) == 0
+    assert clear_reports(store, following_rollout, lambda: rollout) == 0  # it stood still, and another one runs by now
+    assert clear_reports(store, following_rollout, lambda: following_rollout) == 1 and reports(store, rollout) == ()
 
 
 def test_a_step_for_other_nodes_costs_a_node_one_request(rollout, store, tmp_path, clock):
-    mine, _ = watcher(store, tmp_path / "a", clock, ServingNode("n2", "us"), hook=None)
-    assert mine.once().version == "1"
+    own_watcher, _ = watcher(store, tmp_path / "a", clock, ServingNode("n2", "us"), hook=None)
+    assert own_watcher.once().version == "1"
     operations.pause(store, "digits", "stable", operations.Operator("ada", NOW))
-    seen: list[str] = []
-    read = type(store).read_blob
+    seen_digests: list[str] = []
+    loaded_blob = type(store).read_blob
     try:
-        type(store).read_blob = lambda self, digest: seen.append(digest) or read(self, digest)
-        assert mine.once().version == "1" and not seen
+        type(store).read_blob = lambda self, digest: seen_digests.append(digest) or loaded_blob(self, digest)
+        assert own_watcher.once().version == "1" and not seen_digests
     finally:
-        type(store).read_blob = read
+        type(store).read_blob = loaded_blob
 
 
 def test_a_node_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, tmp_path, clock):
     health = {"failure": "", "requests": 10, "errors": 0}
-    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**health))
+    own_watcher, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**health))
     times = []
     for seconds in range(0, 400, 30):
         clock.seconds = NOW.timestamp() + seconds
         health["errors"] = 1 if seconds >= 300 else 0
-        mine.once()
+        own_watcher.once()
         result = sent(store, rollout)
         times.append(result.at[14:19])
     assert times == sorted(times) and set(times) == {"00:00", "02:00", "04:00", "05:00"}
@@ -126,25 +126,25 @@ def test_a_node_reports_at_most_once_a_minute_and_every_two_minutes(store, rollo
 
 
 def test_a_failed_pull_or_hook_is_reported(store, rollout, tmp_path, clock):
-    mine, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
+    own_watcher, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
     with pytest.raises(EnginesmithError, match="hook"):
-        mine.once()
+        own_watcher.once()
     (result,) = reports(store, rollout)
     assert (result.version, result.failure) == ("2", "hook") and "ended with 1" in result.detail
     store.remove(blob_key(digest_of_bytes(b"two")))
-    mine, _ = watcher(store, tmp_path / "b", clock)
+    own_watcher, _ = watcher(store, tmp_path / "b", clock)
     with pytest.raises(EnginesmithError):
-        mine.once()
+        own_watcher.once()
     (result,) = reports(store, rollout)
     assert (result.version, result.failure) == ("", "pull") and len(result.detail) <= 200
 
 
 def test_an_unhealthy_server_counts_as_starting_at_first(store, rollout, tmp_path, clock):
-    mine, _ = watcher(store, tmp_path / "a", clock, health=HealthCommand("false"))
-    mine.once()
+    own_watcher, _ = watcher(store, tmp_path / "a", clock, health=HealthCommand("false"))
+    own_watcher.once()
     assert reports(store, rollout) == ()
     clock.seconds += 30
-    mine.once()
+    own_watcher.once()
     (result,) = reports(store, rollout)
     assert (result.failure, result.detail) == ("unhealthy", "health command ended with 1")
 
@@ -154,9 +154,9 @@ def test_failed_writes_of_reports_are_reported_once(store, rollout, tmp_path, cl
         raise UnavailableError("access denied")
 
     monkeypatch.setattr("enginesmith.registry.rollouts.reports.write_report", refuse)
-    mine, output = watcher(store, tmp_path / "a", clock)
+    own_watcher, output = watcher(store, tmp_path / "a", clock)
     for _ in range(5):
-        assert mine.once().version == "2"
+        assert own_watcher.once().version == "2"
         clock.seconds += 61
     assert [line for line in output if "access denied" in line] == [
         "the report of this node cannot be delivered, so rollout gates do not count the node: access denied"
@@ -164,21 +164,21 @@ def test_failed_writes_of_reports_are_reported_once(store, rollout, tmp_path, cl
 
 
 def test_two_nodes_with_one_name_are_reported(store, rollout, tmp_path, clock):
-    one, output = watcher(store, tmp_path / "a", clock)
-    other, _ = watcher(store, tmp_path / "b", clock)
-    one.once()
+    one_watcher, output = watcher(store, tmp_path / "a", clock)
+    other_watcher, _ = watcher(store, tmp_path / "b", clock)
+    one_watcher.once()
     clock.seconds += 1
-    other.once()
+    other_watcher.once()
     clock.seconds += 120
-    one.once()
+    one_watcher.once()
     assert [line for line in output if "another process reports as node 'n1'" in line]
 
 
 @pytest.fixture
 def stable(store: Any) -> Any:
     """digits:stable serves 1, and no rollout runs; the versions 1 and 2."""
-    one = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
-    return one, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    manifest = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
+    return manifest, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
 
 
 def outside(store: Any) -> NodeReport:
@@ -187,14 +187,14 @@ def outside(store: Any) -> NodeReport:
 
 def test_outside_rollouts_changes_and_every_hour_are_reported(store, stable, tmp_path, clock):
     counts = {"requests": 1, "errors": 0}
-    mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**counts))
+    own_watcher, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**counts))
     times = []
     for minutes in (*range(0, 190, 10), 191, 192):
         clock.seconds = NOW.timestamp() + 60 * minutes
         if minutes == 191:
             channels.promote(store, stable[1], "stable")
         counts["errors"] += 1  # is no news
-        mine.once()
+        own_watcher.once()
         times.append(outside(store).at[11:16])
     assert sorted(set(times)) == ["00:00", "01:00", "02:00", "03:00", "03:11"]
     report = outside(store)
@@ -206,37 +206,37 @@ def test_outside_rollouts_changes_and_every_hour_are_reported(store, stable, tmp
 def test_a_process_continues_from_its_predecessors_reports(store, stable, tmp_path, clock):
     watcher(store, tmp_path / "a", clock)[0].once()
     clock.seconds += 600
-    mine, output = watcher(store, tmp_path / "a", clock)
-    mine.once()
+    own_watcher, output = watcher(store, tmp_path / "a", clock)
+    own_watcher.once()
     assert outside(store).at[11:16] == "00:00"
     clock.seconds += 3000
-    mine.once()
+    own_watcher.once()
     assert (outside(store).at[11:16], outside(store).since[11:16]) == ("01:00", "00:00")
     store.remove(report_key("digits", "stable", OUTSIDE, NODE.name))  # by a collection that counted it as gone
     clock.seconds += 3600
-    mine.once()
+    own_watcher.once()
     assert outside(store).at[11:16] == "02:00" and not [line for line in output if "report" in line]
 
 
 def test_a_failed_pull_is_also_reported_with_the_served_version(store, stable, tmp_path, clock):
-    mine, _ = watcher(store, tmp_path / "a", clock)
-    mine.once()
+    own_watcher, _ = watcher(store, tmp_path / "a", clock)
+    own_watcher.once()
     channels.promote(store, stable[1], "stable")
     store.remove(blob_key(digest_of_bytes(b"two")))
     clock.seconds += 60
     with pytest.raises(EnginesmithError):
-        mine.once()
+        own_watcher.once()
     assert (outside(store).version, outside(store).failure) == ("1", "pull")
 
 
 def test_only_selected_nodes_report_and_a_rollout_selects_first(store, rollout, tmp_path, clock):
     change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=0))
-    mine, _ = watcher(store, tmp_path / "a", clock)
-    other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
-    mine.once(), other.once()
+    own_watcher, _ = watcher(store, tmp_path / "a", clock)
+    other_watcher, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
+    own_watcher.once(), other_watcher.once()
     assert list(store.list(SERVING)) == [report_key("digits", "stable", rollout.id, "n1")]
     change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=1_000_000))
-    mine.once(), other.once()
+    own_watcher.once(), other_watcher.once()
     assert list(store.list(f"{SERVING}digits/stable/{OUTSIDE}/")) == [report_key("digits", "stable", OUTSIDE, "n2")]
 
 
@@ -248,9 +248,9 @@ def test_missing_write_access_is_reported_once(store, stable, tmp_path, clock, m
         raise UnavailableError("access denied")
 
     monkeypatch.setattr("enginesmith.registry.rollouts.reports.write_report", refuse)
-    mine, output = watcher(store, tmp_path / "a", clock)
+    own_watcher, output = watcher(store, tmp_path / "a", clock)
     for _ in range(300):
-        mine.once()
+        own_watcher.once()
         clock.seconds += 3600
     assert tries == [0, 1, 2, 3, 5, 8, 14, 25, 47, 90, 176, 262]
     (line,) = [line for line in output if "rollout status --nodes` does not list the node" in line]
@@ -272,8 +272,8 @@ def test_reports_go_to_a_url_without_write_access(store, rollout, tmp_path, cloc
             self.wfile.write(b'{"requests": 7, "errors": 2}')
 
     with serving(http.server.HTTPServer(("127.0.0.1", 0), Endpoint)) as url:
-        mine, _ = watcher(store, tmp_path / "a", clock, url=ReportUrl(url), health=HealthUrl(url))
-        mine.once()
+        own_watcher, _ = watcher(store, tmp_path / "a", clock, url=ReportUrl(url), health=HealthUrl(url))
+        own_watcher.once()
         assert HealthUrl(f"{url}/ill")({}).failure == "health URL answers 503"
     assert (got[0]["rollout"], got[0]["report"]["node"], got[0]["report"]["requests"]) == (rollout.id, "n1", 7)
     assert reports(store, rollout) == ()
@@ -312,15 +312,15 @@ ANSWERS = {
 def test_no_response_of_a_url_ends_a_watcher(answer):
     def serve():
         for _ in range(3):
-            connection, _ = listening.accept()
+            connection, _ = listening_server.accept()
             with connection:
                 connection.recv(1 << 16)
                 connection.sendall(answer)
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", 0)) as listening_server:
         thread = threading.Thread(target=serve)
         thread.start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        url = f"http://127.0.0.1:{listening_server.getsockname()[1]}/"
         assert HealthUrl(url, 10)({}).failure
         assert Post(url, 10)({})
         with pytest.raises(UnavailableError, match=r"the report URL (answers 500|.*: (?!None)\w)"):
@@ -331,14 +331,14 @@ def test_no_response_of_a_url_ends_a_watcher(answer):
 def test_a_token_is_one_line_without_surrounding_spaces(monkeypatch):
     monkeypatch.setenv(TOKEN, " secret\n")
     assert read_token(TOKEN) == "secret"
-    for wrong in ("two\nlines", "\u20ac"):
-        monkeypatch.setenv(TOKEN, wrong)
+    for wrong_name in ("two\nlines", "\u20ac"):
+        monkeypatch.setenv(TOKEN, wrong_name)
         with pytest.raises(InputError, match="ENGINESMITH_REPORT_TOKEN holds no token"):
             ReportUrl("http://127.0.0.1:9/").send(SENT)
 
 
 def test_a_health_command_with_endless_output_uses_no_memory():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "took over 0.5 s" in HealthCommand("yes", 0.5)({}).failure
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < 50 << 10  # KiB
     assert HealthCommand("sh -c 'head -c 1000000 /dev/zero'")({}).failure == ""

@@ -49,8 +49,8 @@ def served(dest: Path) -> str:
 
 @on_each_store
 def test_a_revoked_key_is_noticed_at_the_next_poll(store, tmp_path, dest, trust):
-    called: list[str] = []
-    hook = lambda facts: called.append(facts["version"]) and None  # noqa: E731
+    called_versions: list[str] = []
+    hook = lambda facts: called_versions.append(facts["version"]) and None  # noqa: E731
     watch = following(store, dest, trust, hook)
     assert watch.once().version == "1" and not (dest / MARK).exists()
     policy_file(tmp_path, OTHER)
@@ -60,14 +60,14 @@ def test_a_revoked_key_is_noticed_at_the_next_poll(store, tmp_path, dest, trust)
         assert served(dest) == "1" and "digits@1 has 0 of the 1" in (dest / MARK).read_text()
     policy_file(tmp_path, RELEASE)
     watch.once()
-    assert not (dest / MARK).exists() and called == ["1"]
+    assert not (dest / MARK).exists() and called_versions == ["1"]
     # A channel that moves on to what is trusted takes the mark away, too.
     policy_file(tmp_path, OTHER)
     with pytest.raises(UntrustedError):
         watch.once()
     signed(store, tmp_path, b"two", "other")
     assert watch.once().version == "2" and served(dest) == "2" and not (dest / MARK).exists()
-    assert called == ["1", "2"]
+    assert called_versions == ["1", "2"]
 
 
 def test_the_served_version_and_the_channels_version_are_checked_separately(store, tmp_path, dest, trust):
@@ -109,10 +109,10 @@ def test_lost_trust_is_reported_once_and_ends_no_watcher(store: Store, tmp_path:
 
 
 def test_no_hook_runs_for_an_untrusted_engine(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
-    called: list[str] = []
+    called_versions: list[str] = []
 
     def hook(facts: dict[str, str]) -> str:
-        called.append(facts["version"])
+        called_versions.append(facts["version"])
         return "the server is busy"
 
     watch = following(store, dest, trust, hook)
@@ -121,7 +121,7 @@ def test_no_hook_runs_for_an_untrusted_engine(store: Store, tmp_path: Path, dest
     policy_file(tmp_path, OTHER)
     with pytest.raises(UntrustedError):
         watch.once()
-    assert called == ["1"]
+    assert called_versions == ["1"]
 
 
 def test_a_revoked_key_is_noticed_while_the_registry_is_unreachable(store, dest, trust, tmp_path, monkeypatch):
@@ -133,8 +133,8 @@ def test_a_revoked_key_is_noticed_while_the_registry_is_unreachable(store, dest,
         raise UnavailableError("the registry is down")
 
     for place, name in ((watching, "require"), (VersionLocator, "read_channel")):
-        with monkeypatch.context() as patched, pytest.raises(UnavailableError):
-            patched.setattr(place, name, down)
+        with monkeypatch.context() as patched_context, pytest.raises(UnavailableError):
+            patched_context.setattr(place, name, down)
             watch.once()
         assert not (dest / MARK).exists(), "that revokes nothing"
     monkeypatch.setattr(VersionLocator, "read_channel", down)

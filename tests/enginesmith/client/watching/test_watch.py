@@ -52,19 +52,19 @@ def version(store: Store, data: bytes, target: str = "cpu") -> str:
 @on_each_store
 def test_current_points_to_the_promoted_version_and_back_without_a_download(store, dest, look):
     version(store, b"one")
-    first = look()
-    assert (first.version, first.swapped, first.previous) == ("1", True, "")
-    assert (dest / "current" / first.engine.name).read_bytes() == b"one"
-    assert json.loads((dest / "current" / first.description.name).read_bytes())["channel"] == "candidate"
+    first_look = look()
+    assert (first_look.version, first_look.swapped, first_look.previous) == ("1", True, "")
+    assert (dest / "current" / first_look.engine.name).read_bytes() == b"one"
+    assert json.loads((dest / "current" / first_look.description.name).read_bytes())["channel"] == "candidate"
     version(store, b"two")
-    second = look()
-    assert (second.version, second.previous) == ("2", first.folder.name) and first.folder.is_dir()
-    assert (dest / "current" / second.engine.name).read_bytes() == b"two"
+    second_look = look()
+    assert (second_look.version, second_look.previous) == ("2", first_look.folder.name) and first_look.folder.is_dir()
+    assert (dest / "current" / second_look.engine.name).read_bytes() == b"two"
     assert not look().swapped
     channels.rollback(store, "digits", "candidate")
-    back = look()
-    assert (back.version, back.folder, back.origin) == ("1", first.folder, "there")
-    assert led(dest) == first.folder.name
+    restored_look = look()
+    assert (restored_look.version, restored_look.folder, restored_look.origin) == ("1", first_look.folder, "there")
+    assert led(dest) == first_look.folder.name
 
 
 def test_old_folders_are_deleted_except_the_previous_one(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
@@ -117,17 +117,17 @@ def test_errors_keep_the_old_engine_and_are_reported_once(store: Store, dest: Pa
     output: list[str] = []
     watch, stop = following(Client(store.uri), dest, say=output.append, interval_s=0.05), threading.Event()
     watch.once()
-    served = led(dest)
+    served_text = led(dest)
     version(store, b"for a GPU", target="sm_89")
     (tmp_path / "registry").rename(tmp_path / "away")
     thread = threading.Thread(target=watch.run, args=(stop,))
     thread.start()
     try:
         until(lambda: len(output) == 2)
-        assert "there is no registry" in output[1] and f"keeping {served}" in output[1]
+        assert "there is no registry" in output[1] and f"keeping {served_text}" in output[1]
         (tmp_path / "away").rename(tmp_path / "registry")
         until(lambda: len(output) == 3)
-        assert "has no engine for cpu" in output[2] and led(dest) == served
+        assert "has no engine for cpu" in output[2] and led(dest) == served_text
         version(store, b"three")
         until(lambda: led(dest).startswith("3-"))
     finally:
@@ -154,13 +154,13 @@ def test_a_failed_swap_is_retried_without_a_channel_move(store: Store, dest: Pat
     version(store, b"one")
     watch = following(Client(store.uri), dest)
     watch.once()
-    served = led(dest)
+    served_text = led(dest)
     version(store, b"two")
     flip(store, str(engine(store, data=b"two").digest))
     for _ in range(2):
         with pytest.raises(EnginesmithError, match="other bytes"):
             watch.once()
-        assert led(dest) == served
+        assert led(dest) == served_text
     store.put_bytes(b"two")
     assert watch.once().version == "2"
 
@@ -217,19 +217,19 @@ def test_a_hanging_command_is_killed_with_its_children(tmp_path, kind, last):
     assert "took over 0.3 s and was killed" in str(failure)
     until(lambda: not any(started in (process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])))
     assert "cannot be started" in str(Command("/absent")({}))
-    for wrong in (" ", "reload 'server", "reload \\"):
+    for wrong_text in (" ", "reload 'server", "reload \\"):
         with pytest.raises(InputError):
-            kind(wrong)
+            kind(wrong_text)
 
 
 def test_a_url_gets_a_post_request(store: Store, look: Callable[..., Swap]) -> None:
     version(store, b"one")
-    got: list[dict] = []
+    documents: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204 if len(got) > 1 else 503)
+            documents.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204 if len(documents) > 1 else 503)
             self.end_headers()
 
     with serving(HTTPServer(("127.0.0.1", 0), Handler)) as place:
@@ -239,11 +239,11 @@ def test_a_url_gets_a_post_request(store: Store, look: Callable[..., Swap]) -> N
         assert "secret" not in str(error.value)
         swap = look(Post(url))
     url = url.replace("http://", "http://user:secret@")
-    assert [message["version"] for message in got] == ["1", "1"] and got[1]["engine"] == str(swap.engine)
+    assert [message["version"] for message in documents] == ["1", "1"] and documents[1]["engine"] == str(swap.engine)
     assert "does not answer" in str(Post(url, timeout_s=1)({})) and "secret" not in str(Post(url)({}))
-    for wrong in ("file:///etc/passwd", "http://", "http://[::1", "http://host:65536/"):
+    for wrong_path in ("file:///etc/passwd", "http://", "http://[::1", "http://host:65536/"):
         with pytest.raises(InputError, match="http or https"):
-            Post(wrong)
+            Post(wrong_path)
 
 
 def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
@@ -255,8 +255,8 @@ def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("digits:candidate now serves version 1")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, out, err) == (0, "", "stopped\n")
+        output, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, err) == (0, "", "stopped\n")
 
 
 def test_polls_come_at_random_times(store: Store, dest: Path) -> None:

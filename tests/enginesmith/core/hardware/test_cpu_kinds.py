@@ -92,8 +92,8 @@ def test_cpu_means_this_machine_and_a_run_proves_no_other_kind():
     assert why_no_proof(graphs.request("cpu")) is None and why_no_proof(graphs.request("sm_89")) is None
     output = str(why_no_proof(graphs.request(other)))
     assert f"needs a run on {other}; the CPU on this machine is {this_kind().name}" in output
-    published = graphs.request("cpu", toolchain=((CPU_KIND, other),))
-    assert other in str(why_no_proof(published)), "what an engine was built for counts, not what its target is called"
+    request = graphs.request("cpu", toolchain=((CPU_KIND, other),))
+    assert other in str(why_no_proof(request)), "what an engine was built for counts, not what its target is called"
 
 
 def test_a_build_key_depends_on_the_kind_not_the_targets_name():
@@ -122,8 +122,8 @@ GIVEN = {"u": np.full((3, DEPTH), 255, np.uint8), "v": np.full((DEPTH, 4), 127, 
 def test_a_kind_saturates_like_onnxruntimes_kernels_on_this_cpu(tmp_path):
     """What `KINDS` says of this machine, or of the one that it is shown as, is what its kernels do."""
     session = ort.InferenceSession(str(integers(tmp_path / "m.onnx")), providers=["CPUExecutionProvider"])
-    saturated = {int(value) for name in ("y", "z") for value in session.run([name], GIVEN)[0].flat} != {EXACT}
-    assert saturated == this_kind().saturates
+    is_saturated = {int(value) for name in ("y", "z") for value in session.run([name], GIVEN)[0].flat} != {EXACT}
+    assert is_saturated == this_kind().saturates
 
 
 @pytest.mark.parametrize("level", ["none", "extended", "all"])
@@ -171,13 +171,13 @@ FAULT = "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)
 
 @pytest.mark.parametrize(("kind", "wide"), [("avx2", False), ("avx512", True)])
 def test_other_libraries_threads_and_children_see_an_emulated_cpu(kind: str, wide: bool):
-    shown = kind_named(kind)
-    assert shown
-    if reason := emulated_cpu.why_not(kind) or (shown.all_flags - cpu_kinds.machine_flags() and f"no {kind} here"):
+    shown_kind = kind_named(kind)
+    assert shown_kind
+    if reason := emulated_cpu.why_not(kind) or (shown_kind.all_flags - cpu_kinds.machine_flags() and f"no {kind} here"):
         pytest.skip(str(reason))
     run = [sys.executable, "-m", "tests.emulated_cpu", kind, "sh", "-c", '"$0" -c "$1"', sys.executable, SEES]
     result = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == [shown.name, str(wide), "False"]
+    assert result.stdout.split() == [shown_kind.name, str(wide), "False"]
 
 
 def test_a_genuine_fault_still_kills_the_process():

@@ -76,22 +76,22 @@ def test_a_silent_driver_gives_no_gpu(driver):
 
 
 def test_arrays_are_copied_both_ways_without_leaks(driver):
-    sent = np.arange(10, dtype="f")
+    sent_array = np.arange(10, dtype="f")
     with Device(0) as device:
-        device.put("x", sent)
-        received = np.zeros_like(sent)
-        assert device.seconds(lambda: device.get("x", received)) == 2.5e-3
+        device.put("x", sent_array)
+        received_array = np.zeros_like(sent_array)
+        assert device.seconds(lambda: device.get("x", received_array)) == 2.5e-3
         device.buffer("empty", 0)
         device.wait()
         assert device.used_bytes() == 1 << 20
-    np.testing.assert_array_equal(received, sent)
+    np.testing.assert_array_equal(received_array, sent_array)
     assert [counter(driver, name).value for name in ("live", "contexts", "streams")] == [0, 0, 0]
 
 
 def test_a_buffer_is_reused_until_it_is_too_small(driver):
     with Device(0) as device:
-        first = device.buffer("x", 100)
-        assert device.buffer("x", 50) == first
+        first_count = device.buffer("x", 100)
+        assert device.buffer("x", 50) == first_count
         device.buffer("x", 1000)
         assert counter(driver, "live").value == 1
 

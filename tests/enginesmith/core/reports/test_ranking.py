@@ -18,6 +18,6 @@ def test_a_measurably_faster_item_comes_first_and_else_the_preferred_one(times: 
     result = order_by_evidence(range(len(times)), lambda one, other: is_shorter(times[one], times[other]))
     assert sorted(result) == list(range(len(times)))
     for place, item in enumerate(result):
-        assert not any(is_shorter(times[later], times[item]) for later in result[place:])
+        assert not any(is_shorter(times[later_item], times[item]) for later_item in result[place:])
         beaten = [other for other in result[place:] if any(is_shorter(times[x], times[other]) for x in result[place:])]
         assert item == min(set(result[place:]) - set(beaten))

@@ -68,10 +68,10 @@ def test_one_holder_works_at_a_time_and_no_file_stays(store: Store, monkeypatch:
 
 
 def test_the_holder_of_a_lock_states_its_start_time(store: Store) -> None:
-    before = precise_now()
+    text_before = precise_now()
     with hold_build_lock(store, NAME, "mine"):
         holder = build_history._read(store.read(build_lock_key(NAME)))
-        assert holder and before <= holder.since <= precise_now()
+        assert holder and text_before <= holder.since <= precise_now()
 
 
 def test_another_lock_needs_no_wait(store: Store) -> None:
@@ -88,8 +88,8 @@ def test_a_waiter_names_the_holder_and_a_silent_holder_loses_the_lock(store: Sto
 
 
 def test_a_holder_with_a_dead_process_loses_the_lock_at_once(store, waited):
-    here = this_process()
-    other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
+    presence = this_process()
+    other(store, host=presence.host, namespace=presence.namespace, pid=1, began="another boot")
     with hold_build_lock(store, NAME, "mine"):
         assert waited == []
 
@@ -97,21 +97,21 @@ def test_a_holder_with_a_dead_process_loses_the_lock_at_once(store, waited):
 def test_a_running_holder_sends_heartbeats_and_a_former_one_does_not_affect_its_successor(store, monkeypatch):
     monkeypatch.setattr(build_history, "BEAT_S", 0.01)
     with hold_build_lock(store, NAME, "mine"):
-        before = store.read(build_lock_key(NAME))
-        until(lambda: store.read(build_lock_key(NAME)) != before, "it beats")
-        theirs = None
-        while theirs is None:  # the heart may beat in between
+        content_before = store.read(build_lock_key(NAME))
+        until(lambda: store.read(build_lock_key(NAME)) != content_before, "it beats")
+        their_value = None
+        while their_value is None:  # the heart may beat in between
             holder = other(store)
-            theirs = build_history._read(store.read(build_lock_key(NAME)))
-            theirs = theirs if theirs == holder else None
-    assert build_history._read(store.read(build_lock_key(NAME))) == theirs
+            their_value = build_history._read(store.read(build_lock_key(NAME)))
+            their_value = their_value if their_value == holder else None
+    assert build_history._read(store.read(build_lock_key(NAME))) == their_value
 
 
 def test_files_of_a_dead_holder_are_collected(store: Store, tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None
-    late = (store.now() - build_history.STALE_AFTER - timedelta(minutes=1)).timestamp()
-    os.utime(tmp_path / "registry" / build_lock_key(NAME), (late, late))
+    late_timestamp = (store.now() - build_history.STALE_AFTER - timedelta(minutes=1)).timestamp()
+    os.utime(tmp_path / "registry" / build_lock_key(NAME), (late_timestamp, late_timestamp))
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is None

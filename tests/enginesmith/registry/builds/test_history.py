@@ -60,11 +60,11 @@ def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -
     assert result and result.builds == build_history.NEIGHBOURS and "scaled by the size of the graph" in result.basis
     assert result.seconds == 6.0, "the middle of m1 to m5, each stretched eightfold at most"
     remember_builds(store, {"tvm": [at(1, model="old", graph_bytes=1000, seconds=10.0, peak_mib=400.0)]})
-    twice = History(store).predict("new", replace(request(store.put_bytes(bytes(2000))), backend="tvm"))
-    sharded = History(store).predict("new", replace(request(store.put_bytes(bytes(500))), backend="tvm"), 1500)
-    assert sharded == twice
+    doubled_prediction = History(store).predict("new", replace(request(store.put_bytes(bytes(2000))), backend="tvm"))
+    prediction = History(store).predict("new", replace(request(store.put_bytes(bytes(500))), backend="tvm"), 1500)
+    assert prediction == doubled_prediction
     half = History(store).predict("new", replace(request(store.put_bytes(bytes(500))), backend="tvm"))
-    assert twice and (twice.seconds, twice.peak_mib) == (20.0, 800.0)
+    assert doubled_prediction and (doubled_prediction.seconds, doubled_prediction.peak_mib) == (20.0, 800.0)
     assert half and (half.seconds, half.peak_mib) == (5.0, 400.0), "memory is never scaled down"
 
 
@@ -76,12 +76,12 @@ def test_builds_for_the_same_target_have_priority(store: Store) -> None:
 
 def test_documents_are_bounded_and_keep_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     remember_builds(store, {"rtx": [at(n, seconds=float(n)) for n in range(40)]})
-    assert [past.seconds for past in read_pasts(store.read(history_key("rtx", "digits")))] == [
+    assert [duration.seconds for duration in read_pasts(store.read(history_key("rtx", "digits")))] == [
         *map(float, range(30, 40))
     ]
     monkeypatch.setattr(build_history, "MOST_OF_BACKEND", 5)
     remember_builds(store, {"rtx": [at(100 + n, model=f"m{n}") for n in range(9)]})
-    assert [past.model for past in read_pasts(store.read(history_key("rtx")))] == [f"m{n}" for n in range(4, 9)]
+    assert [duration.model for duration in read_pasts(store.read(history_key("rtx")))] == [f"m{n}" for n in range(4, 9)]
 
 
 def test_concurrent_writers_lose_nothing(store: Store) -> None:

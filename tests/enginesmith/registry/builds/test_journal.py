@@ -13,10 +13,10 @@ from tests.pipeline.orchestration.runs.runs import run_state, running, written
 
 
 def test_runs_are_listed_newest_first(store: Store) -> None:
-    first, second = written(store, run_state(1)), written(store, run_state(2, "mini-lm.v2"))
+    first_model, second_model = written(store, run_state(1)), written(store, run_state(2, "mini-lm.v2"))
     store.create("runs/nonsense.json", b"{}")
-    assert journal.run_ids(store) == [second.id, first.id]
-    assert journal.model_of(second.id) == "mini-lm.v2" and journal.model_of(journal.new_id("a.b")) == "a.b"
+    assert journal.run_ids(store) == [second_model.id, first_model.id]
+    assert journal.model_of(second_model.id) == "mini-lm.v2" and journal.model_of(journal.new_id("a.b")) == "a.b"
 
 
 def test_names_of_one_second_sort_by_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +28,8 @@ def test_names_of_one_second_sort_by_time_too(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_run_is_found_by_its_name_and_by_its_model(store: Store) -> None:
-    first, second = written(store, run_state(1)), written(store, run_state(2))
-    assert journal.find_run(store, first.id) == first and journal.find_run(store, "digits") == second
+    first_model, second_model = written(store, run_state(1)), written(store, run_state(2))
+    assert journal.find_run(store, first_model.id) == first_model and journal.find_run(store, "digits") == second_model
     with pytest.raises(UnknownNameError, match=r"no run or model 'other'.*models with runs: digits"):
         journal.find_run(store, "other")
 
@@ -45,7 +45,7 @@ def test_a_damaged_run_hides_no_other(store: Store) -> None:
 def test_runs_beyond_the_newest_of_a_model_are_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_OF_MODEL", 2)
     runs = [written(store, run_state(number)) for number in range(4)]
-    other = written(store, run_state(0, "other"))
+    other_model = written(store, run_state(0, "other"))
     store.create(run_live_key(runs[0].id), b"{}")
     assert [(item.kind, item.name, item.state) for item in collect(store).items] == [
         ("run", runs[0].id, "due"),
@@ -53,7 +53,7 @@ def test_runs_beyond_the_newest_of_a_model_are_deleted(store: Store, monkeypatch
     ]
     assert journal.run_ids(store), "looking deletes nothing"
     assert {item.state for item in collect(store, delete=True).items} == {"deleted"}
-    assert journal.run_ids(store) == [runs[3].id, runs[2].id, other.id]
+    assert journal.run_ids(store) == [runs[3].id, runs[2].id, other_model.id]
     assert store.read(run_live_key(runs[0].id)) is None
 
 
@@ -68,8 +68,8 @@ def test_a_live_run_is_not_pruned_and_a_long_dead_one_is(monkeypatch: pytest.Mon
     """Whatever the clocks of their machines say: the names of these runs are months old."""
     monkeypatch.setattr(journal, "MOST_OF_MODEL", 1)
     memory = MemoryStore()
-    old, new = written(memory, running(1)), written(memory, run_state(2))
+    old_model, new_model = written(memory, running(1)), written(memory, run_state(2))
     memory.clock.now += timedelta(seconds=journal.LONGEST_RUN_S)
     assert journal.prune(memory) == []
     memory.clock.now += timedelta(seconds=1)
-    assert journal.prune(memory) == [old.id] and journal.run_ids(memory) == [new.id]
+    assert journal.prune(memory) == [old_model.id] and journal.run_ids(memory) == [new_model.id]

@@ -51,8 +51,8 @@ def test_a_blob_lost_or_stored_since_the_listing_has_its_present_size(store: Sto
     store.remove(blob_key(blobs[0]))
     copies = RecordCopies(listing, "tiny")
     assert copies.stored_size(blobs[0]) is None and copies.stored_size(blobs[1]) == 64
-    late = store.put_bytes(KEYS[0].encode())
-    assert copies.stored_size(late) == 64
+    late_digest = store.put_bytes(KEYS[0].encode())
+    assert copies.stored_size(late_digest) == 64
 
 
 @pytest.mark.parametrize("data", [b"", b'{"blobs":[],"value":{"records":7}}', b'{"blobs":[],"value":{}}'])

@@ -32,8 +32,8 @@ def test_a_claim_depends_on_no_machines_clock(hours: int, monkeypatch: pytest.Mo
     """One that is alive is not taken over by a machine whose clock is ahead; one that is dead is, by any."""
     store = MemoryStore()
     monkeypatch.setattr(parsing, "steady_s", lambda: 3600.0 * hours)
-    other = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
-    update_state(store, lambda state: replace(state, sweeper=other))
+    other_sweeper = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
+    update_state(store, lambda state: replace(state, sweeper=other_sweeper))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is running"), hold_claim(store):
         pass
     store.clock.now += SWEEPING
@@ -42,10 +42,10 @@ def test_a_claim_depends_on_no_machines_clock(hours: int, monkeypatch: pytest.Mo
 
 
 def test_a_suspended_collection_ends_before_it_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = parsing.steady_s()
-    monkeypatch.setattr(parsing, "steady_s", lambda: begun)
+    start_s = parsing.steady_s()
+    monkeypatch.setattr(parsing, "steady_s", lambda: start_s)
     with pytest.raises(ConflictError, match="stopped for so long"), hold_claim(MemoryStore()) as claim:
-        begun += SWEEPING.total_seconds() - 61
+        start_s += SWEEPING.total_seconds() - 61
         claim.check()
-        begun += 2
+        start_s += 2
         claim.check()

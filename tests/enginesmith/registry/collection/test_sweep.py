@@ -92,13 +92,13 @@ def test_a_collection_killed_at_every_call_leaves_a_sound_registry(due, few, clo
 )
 def test_a_writer_between_any_two_calls_of_a_collection_is_safe(due, few, work):
     """It begins and ends while the collection stands still: no version and no channel is hurt."""
-    refused = 0
+    refused_number = 0
     for step in steps_of(due, gather):
         store, collector, writer = run_two(due, gather, work, step)
         assert collector.error is None and (writer.error is None or isinstance(writer.error, EnginesmithError)), step
         assert verify(store).sound, step
-        refused += writer.error is not None
-    assert refused < step / 2
+        refused_number += writer.error is not None
+    assert refused_number < step / 2
 
 
 def test_a_lease_that_ends_during_a_collection_is_safe(due: MemoryStore) -> None:
@@ -108,11 +108,11 @@ def test_a_lease_that_ends_during_a_collection_is_safe(due: MemoryStore) -> None
     def collect_at_once(store: MemoryStore) -> None:
         collect(store, ONE, timedelta(0), delete=True)
 
-    length, writing = (len(steps_of(due, work)) for work in (collect_at_once, republish))
-    for mine in range(writing // 3, writing - 1, 4):
-        for theirs in range(length // 2, length, 3):
-            store, _, collector = run_two(due, republish, collect_at_once, mine, theirs)
-            assert collector.error is None and verify(store).sound, (mine, theirs)
+    length, writing_count = (len(steps_of(due, work)) for work in (collect_at_once, republish))
+    for own_index in range(writing_count // 3, writing_count - 1, 4):
+        for their_index in range(length // 2, length, 3):
+            store, _, collector = run_two(due, republish, collect_at_once, own_index, their_index)
+            assert collector.error is None and verify(store).sound, (own_index, their_index)
 
 
 def test_the_second_of_two_concurrent_collections_gets_an_error(due: MemoryStore, few: None) -> None:
@@ -125,35 +125,35 @@ def test_the_second_of_two_concurrent_collections_gets_an_error(due: MemoryStore
 
 def test_a_collection_reads_its_clock_before_each_deletion(due, clock, monkeypatch):
     monkeypatch.setattr(sweep, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
-    removed: list[str] = []
+    removed_keys: list[str] = []
 
     class Slow(MemoryStore):
         def remove(self, key: str) -> None:
-            removed.append(key)
+            removed_keys.append(key)
             super().remove(key)
             clock(SWEEPING if key.startswith("blobs/") else timedelta(0))
 
     with pytest.raises(ConflictError, match="stopped for so long that another may count it as dead"):
         gather(Slow(due.objects))
-    assert sum(key.startswith("blobs/") for key in removed) == 1
+    assert sum(key.startswith("blobs/") for key in removed_keys) == 1
 
 
 def test_a_suspended_collection_deletes_no_republished_document(due, clock):
     """Of a version the manifest goes first; what lies beside it is deleted later, and may be of a new one by then."""
-    gone: list[str] = []
+    gone_keys: list[str] = []
 
     class Slow(MemoryStore):
         def remove(self, key: str) -> None:
             super().remove(key)
-            if key.endswith("/manifest.json") and not gone:
-                gone.append(key)
+            if key.endswith("/manifest.json") and not gone_keys:
+                gone_keys.append(key)
                 clock(SWEEPING)
                 self.objects[key] = due.objects[key]  # by a writer, after another collection ended this one's work
 
-    slow = Slow(dict(due.objects))
+    slow_store = Slow(dict(due.objects))
     with pytest.raises(ConflictError, match="stopped for so long that another may count it as dead"):
-        gather(slow)
-    assert gone[0] in slow.objects
+        gather(slow_store)
+    assert gone_keys[0] in slow_store.objects
 
 
 def test_marks_of_an_unpublished_generation_are_ignored(due: MemoryStore) -> None:
@@ -175,8 +175,8 @@ def test_publications_affect_only_later_collections(due: MemoryStore) -> None:
     """A lease taken before the marks were complete protects its names, though it was taken after they were begun."""
     before = read_state(due).generation
     gather(due)
-    after_it = read_state(due)
-    assert (after_it.generation, after_it.latest, after_it.abandoned) == (before + 1, before + 1, ())
+    after_it_state = read_state(due)
+    assert (after_it_state.generation, after_it_state.latest, after_it_state.abandoned) == (before + 1, before + 1, ())
 
 
 def test_blobs_marked_under_a_lease_are_shown_as_leased(due, clock):
@@ -191,14 +191,14 @@ def test_blobs_marked_under_a_lease_are_shown_as_leased(due, clock):
 def test_blobs_of_an_undeletable_version_stay(due: MemoryStore, clock: Callable[[timedelta], None]) -> None:
     """Its mark was taken away and theirs were not: deleting them would leave a version without its engine."""
     shard = shard_of("digits@1")
-    old = lookup.load(due, "digits", "1")
-    blobs, own = old.blobs(), str(old.engines[0].digest)
+    old_manifest = lookup.load(due, "digits", "1")
+    blobs, own_text = old_manifest.blobs(), str(old_manifest.engines[0].digest)
     update_shard(due, shard, lambda state: state.without(frozenset({"digits@1"})))
     gather(due)
     assert all(map(due.has, blobs)) and verify(due).sound
     clock(2 * GRACE)
     gather(due)
-    assert due.read(manifest_key("digits", "1")) is None and not due.has(own)
+    assert due.read(manifest_key("digits", "1")) is None and not due.has(own_text)
 
 
 def test_a_writer_reads_only_the_shards_of_its_names(due: MemoryStore) -> None:
@@ -211,11 +211,11 @@ def test_a_writer_reads_only_the_shards_of_its_names(due: MemoryStore) -> None:
             read.append(key)
             return super().read(key)
 
-    watched = Watched(due.objects)
-    unmarked = next(digit * 64 for digit in "0123456789abcdef" if digit * 2 not in state.shards)
-    leases.unmark(watched, [unmarked])
+    watched_store = Watched(due.objects)
+    unmarked_digit = next(digit * 64 for digit in "0123456789abcdef" if digit * 2 not in state.shards)
+    leases.unmark(watched_store, [unmarked_digit])
     assert read == [MARK_STATE]
-    leases.unmark(watched, [name, unmarked])
+    leases.unmark(watched_store, [name, unmarked_digit])
     assert set(read) == {MARK_STATE, f"{MARK_SHARDS}{shard_of(name)}.json"}
 
 
@@ -238,26 +238,26 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
     """Also while nothing is written for longer than it lasts: between any two reads minutes pass."""
     monkeypatch.setattr(sweep, "RENEW_S", 0.001)
     monkeypatch.setattr(references, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
-    renewed = threading.Event()
+    renewed_event = threading.Event()
 
     class Slow(MemoryStore):
         def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
             if result := super().replace(key, data, expected):
-                renewed.set()
+                renewed_event.set()
             return result
 
         def read(self, key: str) -> bytes | None:
             if key != MARK_STATE and threading.current_thread() is threading.main_thread():
                 clock(timedelta(minutes=2))
-                renewed.clear()
-                assert renewed.wait(PATIENCE_S), "a collection that reads does not renew its claim"
+                renewed_event.clear()
+                assert renewed_event.wait(PATIENCE_S), "a collection that reads does not renew its claim"
             return super().read(key)
 
-    began, slow = due.now(), Slow(due.objects)
+    start_time, slow_store = due.now(), Slow(due.objects)
     # Nothing new is marked, which would write the claim anyway.
-    collection = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
+    collection = collect(slow_store, Rules(versions=2, moves=1), GRACE, delete=True)
     assert {item.name: item.state for item in collection.items}["digits@1"] == "deleted"
-    assert due.now() - began > SWEEPING
+    assert due.now() - start_time > SWEEPING
     with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is running"):
         gather(due)
     with hold_lease(due, "writing"):  # no lock on writers
@@ -274,8 +274,8 @@ def test_marks_of_a_newer_format_stop_collections_and_writers(due: MemoryStore) 
 def test_a_mark_is_dated_when_it_is_written(due, clock, monkeypatch):
     """And not when the references were read: a channel may have led to the name since."""
     begin = sweep.Claim.begin_generation
-    late = lambda claim, shards: clock(timedelta(minutes=5)) or begin(claim, shards)  # noqa: E731
-    monkeypatch.setattr(sweep.Claim, "begin_generation", late)
+    late_function = lambda claim, shards: clock(timedelta(minutes=5)) or begin(claim, shards)  # noqa: E731
+    monkeypatch.setattr(sweep.Claim, "begin_generation", late_function)
     gather(due)
     shards = read_shards(due, read_state(due).shards)
     assert {mark.since for shard in shards.values() for mark in shard.waiting.values()} == {due.now()}

@@ -50,25 +50,25 @@ def test_an_attachment_is_pulled_kept_verified_and_mirrored_with_its_version(
     store: Store, words: Path, tmp_path: Path
 ) -> None:
     manifest = publish(store)
-    attached = attach(store, manifest, words)
-    assert attach(store, manifest, words, created_at="2026-02-02T00:00:00+00:00") == attached  # says the same
-    assert [item for item, _ in attachments(store, manifest)] == [attached] and attached.digest == WORDS
+    attachment = attach(store, manifest, words)
+    assert attach(store, manifest, words, created_at="2026-02-02T00:00:00+00:00") == attachment  # says the same
+    assert [item for item, _ in attachments(store, manifest)] == [attachment] and attachment.digest == WORDS
     (result,) = pulled(store, tmp_path / "dest").attachments
     assert result.path == tmp_path / "dest" / "attachments" / "words.txt" and result.path.read_text() == "one two"
-    assert result.attachment == attached and names_in(result.path.parent) == ["words.txt", f"words.txt{DESCRIPTION}"]
+    assert result.attachment == attachment and names_in(result.path.parent) == ["words.txt", f"words.txt{DESCRIPTION}"]
     collect(store, Rules(versions=1, moves=1), timedelta(0), delete=True)
     collect(store, Rules(versions=1, moves=1), timedelta(0), delete=True)
     assert store.has(WORDS) and verify(store).problems == ()
-    other = open_store(tmp_path / "other", create=True)
-    mirror(store, [parse_reference("digits:stable")], other, with_channels=True)
-    assert verify(other).problems == () and attachments(other, manifest) == attachments(store, manifest)
-    assert [item.path.read_text() for item in pulled(other, tmp_path / "elsewhere").attachments] == ["one two"]
+    other_store = open_store(tmp_path / "other", create=True)
+    mirror(store, [parse_reference("digits:stable")], other_store, with_channels=True)
+    assert verify(other_store).problems == () and attachments(other_store, manifest) == attachments(store, manifest)
+    assert [item.path.read_text() for item in pulled(other_store, tmp_path / "elsewhere").attachments] == ["one two"]
 
 
 def test_a_collection_deletes_it_with_its_version(store: Store, words: Path) -> None:
     attach(store, publish(store), words)
-    last = publish(store, "b")
-    channels.promote(store, last, "stable")
+    last_manifest = publish(store, "b")
+    channels.promote(store, last_manifest, "stable")
     for _ in range(2):
         collect(store, Rules(versions=1, moves=0), timedelta(0), delete=True)
     assert not store.has(WORDS) and verify(store).problems == ()
@@ -97,19 +97,19 @@ def test_fsck_reports_damage_and_the_engine_stays_usable(store, words, tmp_path,
 
 
 def test_an_edited_or_moved_document_is_reported_and_the_engine_stays_usable(store, words, tmp_path):
-    one = publish(store)
-    attached = attach(store, one, words)
-    two = publish(store, "b")
-    document = attached.to_bytes()
+    first_manifest = publish(store)
+    attachment = attach(store, first_manifest, words)
+    second_manifest = publish(store, "b")
+    document = attachment.to_bytes()
     store.create(attachment_key("digits", "2", WORDS, digest_of_bytes(document)), document)
     with pytest.raises(IntegrityError, match=r"moved or damaged; delete it, and attach its file again"):
-        attachments(store, two)
-    other = replace(attached, version="2")  # of a manifest that had this name before
+        attachments(store, second_manifest)
+    other_attachment = replace(attachment, version="2")  # of a manifest that had this name before
     store.remove(attachment_key("digits", "2", WORDS, digest_of_bytes(document)))
-    store.create(other.key(), other.to_bytes())
+    store.create(other_attachment.key(), other_attachment.to_bytes())
     with pytest.raises(IntegrityError, match="moved or damaged"):
-        attachments(store, two)
-    overwrite(store, attached.key(), document.replace(b"tester", b"nobody"))
+        attachments(store, second_manifest)
+    overwrite(store, attachment.key(), document.replace(b"tester", b"nobody"))
     assert {item.what for item in verify(store).problems if item.kind == "edited"} == {"digits@1", "digits@2"}
     for reference in ("digits@1", "digits@2"):
         result = pulled(store, tmp_path / reference, reference)
@@ -125,8 +125,8 @@ def test_an_attachment_for_another_machine_is_omitted_and_the_newest_name_counts
     attach(store, manifest, words, requires=[Gpu("l4", (8, 9))], created_at="2026-01-04T00:00:00+00:00")
     result = pulled(store, tmp_path / "dest")
     assert [item.path.read_text() for item in result.attachments] == ["three"] and not result.left_out
-    other = publish(store, "b")
-    attach(store, other, words, requires=[Gpu("l4", (8, 9))])
+    other_manifest = publish(store, "b")
+    attach(store, other_manifest, words, requires=[Gpu("l4", (8, 9))])
     result = pulled(store, tmp_path / "other", "digits@2")
     assert not result.attachments and "built for l4" in result.left_out[0][1]
 
@@ -153,32 +153,32 @@ def test_a_policy_with_signatures_requires_them_for_all_attachments(store, words
     manifest, key = publish(store), SigningKey(written(tmp_path, "release")[0])
     policy = policy_file(tmp_path, NEEDS_RELEASE)
     add_signatures(store, manifest, key)
-    attached = attach(store, manifest, words)
-    for allowed in (False, True):
-        result = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=allowed)
+    attachment = attach(store, manifest, words)
+    for is_allowed in (False, True):
+        result = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=is_allowed)
         assert not result.attachments and "lacks the signatures that the trust policy needs" in result.left_out[0][1]
     assert not any(item.new for item in add_signatures(store, manifest, key))  # only a file that the signer holds
     with pytest.raises(InputError, match=r"has no attachment 000.*attach the file first"):
         add_signatures(store, manifest, key, ["0" * 64])
-    added = [item.what for item in add_signatures(store, manifest, key, [WORDS]) if item.new]
-    assert added == ["attachment words.txt (vocabulary)"]
+    added_names = [item.what for item in add_signatures(store, manifest, key, [WORDS]) if item.new]
+    assert added_names == ["attachment words.txt (vocabulary)"]
     assert [item.signed_by for item in pulled(store, tmp_path / "dest", trust=policy).attachments] == [("release",)]
     # A signature of this document is worth nothing for another one, and one of an attestation nothing for either.
-    other = replace(attached, note="other")
-    signed = next(item for item in sign(store, manifest, key, [WORDS]) if item.what.startswith("attachment"))
-    data = store.read(signature_key("digits", "1", digest_of_bytes(attached.to_bytes()), signed.key_id)) or b""
-    store.create(other.key(), other.to_bytes())
-    store.create(signature_key("digits", "1", digest_of_bytes(other.to_bytes()), signed.key_id), data)
-    (found_again,) = pulled(store, tmp_path / "again", "digits@1", trust=policy).attachments
-    assert found_again.attachment == attached
+    other_attachment = replace(attachment, note="other")
+    signed_item = next(item for item in sign(store, manifest, key, [WORDS]) if item.what.startswith("attachment"))
+    data = store.read(signature_key("digits", "1", digest_of_bytes(attachment.to_bytes()), signed_item.key_id)) or b""
+    store.create(other_attachment.key(), other_attachment.to_bytes())
+    store.create(signature_key("digits", "1", digest_of_bytes(other_attachment.to_bytes()), signed_item.key_id), data)
+    (found_again_attachment,) = pulled(store, tmp_path / "again", "digits@1", trust=policy).attachments
+    assert found_again_attachment.attachment == attachment
 
 
 def test_an_attachment_killed_at_any_call_damages_nothing_and_can_be_repeated(words: Path) -> None:
-    begun = MemoryStore()
-    manifest = publish(begun)
+    begun_store = MemoryStore()
+    manifest = publish(begun_store)
     work = partial(attach, manifest=manifest, file=words)
-    for step in steps_of(begun, work)[::2]:
-        store, _ = run_alone(begun, work, kill_at=step)
+    for step in steps_of(begun_store, work)[::2]:
+        store, _ = run_alone(begun_store, work, kill_at=step)
         assert {item.kind for item in verify(store).problems if item.fault} <= {"stale"}, step  # the snapshot
         work(store)
         assert verify(store).sound and len(attachments(store, manifest)) == 1, step
@@ -195,7 +195,7 @@ def test_an_attachment_killed_at_any_call_damages_nothing_and_can_be_repeated(wo
     ],
 )
 def test_invalid_attachments_are_refused_before_they_are_stored(change: dict[str, object], words: str) -> None:
-    fine = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
-    assert fine.to_bytes()
+    attachment = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
+    assert attachment.to_bytes()
     with pytest.raises(Malformed, match=words):
-        replace(fine, **change).to_bytes()  # type: ignore[arg-type]
+        replace(attachment, **change).to_bytes()  # type: ignore[arg-type]

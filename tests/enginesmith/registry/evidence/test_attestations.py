@@ -19,8 +19,8 @@ def test_a_report_from_the_hardware_proves_an_engine_without_changing_the_manife
     assert [item.status for item in judge_entries(store, manifest)] == ["unproven", "proven"]
     digest = attest(store, manifest, report(entry, "proven"))
     assert attest(store, manifest, report(entry, "proven")) == digest
-    now = judge_entries(store, manifest)
-    assert [entry.status for entry in now] == ["proven", "proven"] and digest[:12] in now[0].reason
+    entries = judge_entries(store, manifest)
+    assert [entry.status for entry in entries] == ["proven", "proven"] and digest[:12] in entries[0].reason
     assert manifest.engines[0].status == "unproven"
 
 
@@ -43,8 +43,8 @@ def test_an_attestation_does_not_make_an_engine_usable_that_the_build_refused(st
     entry = replace(engine(store, target), toolchain={CPU_KIND: "x86-64-v3"} if target == "cpu" else {})
     manifest = publish_engines(store, [entry]).manifest
     attest(store, manifest, on_kind(report(entry, "proven"), "x86-64-v3"))
-    refused = replace(manifest, engines=(replace(entry, status="failed"),))
-    assert judge_entries(store, refused)[0].status == "failed"
+    refused_manifest = replace(manifest, engines=(replace(entry, status="failed"),))
+    assert judge_entries(store, refused_manifest)[0].status == "failed"
 
 
 def test_a_report_without_a_verdict_cannot_be_attached(store: Store) -> None:
@@ -84,8 +84,8 @@ def on_kind(report: Report, kind: str) -> Report:
 
 
 def test_a_cpu_engine_has_a_status_on_each_kind_of_cpu(store: Store) -> None:
-    built = replace(engine(store, "cpu", "int8"), toolchain={CPU_KIND: "x86-64-v4-vnni"})
-    manifest = publish_engines(store, [built]).manifest
+    built_engine = replace(engine(store, "cpu", "int8"), toolchain={CPU_KIND: "x86-64-v4-vnni"})
+    manifest = publish_engines(store, [built_engine]).manifest
 
     def status(kind: str | None) -> tuple[str, str]:
         entry = judge_entries(store, manifest)[0].on_cpu(kind)
@@ -93,22 +93,22 @@ def test_a_cpu_engine_has_a_status_on_each_kind_of_cpu(store: Store) -> None:
 
     assert status(None)[0] == status("x86-64-v4-vnni")[0] == "proven"
     assert status("x86-64-v3") == ("unproven", "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)")
-    attest(store, manifest, on_kind(report(built, "failed"), "x86-64-v3"))
+    attest(store, manifest, on_kind(report(built_engine, "failed"), "x86-64-v3"))
     assert status("x86-64-v3")[0] == "failed" and status(None)[0] == status("x86-64-v4-vnni")[0] == "proven"
-    attest(store, manifest, replace(on_kind(report(built), "x86-64-v3"), created_at="2026-01-02T00:00:00+00:00"))
+    attest(store, manifest, replace(on_kind(report(built_engine), "x86-64-v3"), created_at="2026-01-02T00:00:00+00:00"))
     assert status("x86-64-v3")[0] == "proven"
     assert status("arm64") == (
         "unproven",
         "never run on arm64, this kind of CPU (proven on x86-64-v3, proven on x86-64-v4-vnni)",
     )
-    attest(store, manifest, on_kind(report(built, "failed"), "x86-64-v4-vnni"))
+    attest(store, manifest, on_kind(report(built_engine, "failed"), "x86-64-v4-vnni"))
     assert status(None)[0] == status("arm64")[0] == "failed" and status("x86-64-v3")[0] == "proven"
 
 
 def test_a_cpu_engine_that_ran_says_why_it_is_unproven(store: Store) -> None:
-    built = replace(
+    built_engine = replace(
         engine(store, "cpu", status="unproven"), toolchain={CPU_KIND: "x86-64-v3"}, reason="not measured: y: constant"
     )
-    entry = judge_entries(store, publish_engines(store, [built]).manifest)[0]
+    entry = judge_entries(store, publish_engines(store, [built_engine]).manifest)[0]
     assert entry.on_cpu("x86-64-v3").reason == "not measured: y: constant"
     assert entry.on_cpu("arm64").reason == "never run on arm64, this kind of CPU"

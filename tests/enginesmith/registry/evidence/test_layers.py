@@ -40,17 +40,17 @@ def published(store: Store, document: Any = TOLD) -> Manifest:
     layers = store.put_bytes(json.dumps(document).encode())
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
-    return publish(store, base, [(each, approval(each)) for each in (trt, rtx, cpu)]).manifest
+    return publish(store, base, [(backend, approval(backend)) for backend in (trt, rtx, cpu)]).manifest
 
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
-    built = an_engine()
-    assert built.record is not None
-    judged = judge_built(replace(built, record=replace(built.record, extras={"layers": "a" * 64, "other": "b" * 64})))
-    assert judge_built(built, cannot_run="two\nlines").entry.reason.startswith(r"two\nlines"), "a reason is one line"
-    assert layers([judged, judge_built(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert list_refitted([judge_built(replace(built, record=replace(built.record, refitted_from="c" * 64)))]) == {
-        f"refitted from {built.unit.name}": "c" * 64
+    engine = an_engine()
+    assert engine.record is not None
+    unit = judge_built(replace(engine, record=replace(engine.record, extras={"layers": "a" * 64, "other": "b" * 64})))
+    assert judge_built(engine, cannot_run="two\nlines").entry.reason.startswith(r"two\nlines"), "a reason is one line"
+    assert layers([unit, judge_built(engine)]) == {f"layers {engine.unit.name}": "a" * 64}
+    assert list_refitted([judge_built(replace(engine, record=replace(engine.record, refitted_from="c" * 64)))]) == {
+        f"refitted from {engine.unit.name}": "c" * 64
     }
 
 
@@ -92,6 +92,6 @@ def test_the_command_shows_layers(store: Store, capsys: pytest.CaptureFixture[st
     for words in ([], ["--json"]):
         with pytest.raises(SystemExit) as error:
             main(["show", "digits", "--layers", "l4", "--registry", store.uri, *words])
-        shown = capsys.readouterr().out
-        assert error.value.code == 0 and "sm80_xmma_fprop" in shown
-    assert json.loads(shown) == TOLD
+        shown_output = capsys.readouterr().out
+        assert error.value.code == 0 and "sm80_xmma_fprop" in shown_output
+    assert json.loads(shown_output) == TOLD

@@ -42,8 +42,8 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     assert measured_speeds(store, manifest, Machine((8, 9), "l40s"), [gpu]) == {}
     tell("x86-64-v3", 1.0, "2026-11-24T08:00:00+00:00", own=0.5)
     fast, slow = (str(entry.digest) for entry in entries)
-    alone = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)[fast]
-    assert (alone.seconds, alone.timed) == (1.5, "runtime")
+    single_duration = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)[fast]
+    assert (single_duration.seconds, single_duration.timed) == (1.5, "runtime")
     tell("x86-64-v3", 1.2, "2026-11-24T08:00:00+00:00", of=1)
     both = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)
     assert {(both[name].seconds, both[name].timed) for name in (fast, slow)} == {(3.0, "session"), (1.2 * 3, "session")}
@@ -58,13 +58,13 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
 def test_times_at_user_chosen_sizes_hide_no_others(store: Store) -> None:
     entries = [engine(store, "cpu", "fp32")]
     manifest = publish_engines(store, entries).manifest
-    usual = replace(latency_report(), engine=str(entries[0].digest), created_at="2026-11-20T08:00:00+00:00")
-    terms = replace(usual.asked, buckets=({"batch": 8},))
-    newer = replace(usual, asked=terms, buckets=usual.buckets[:1], created_at="2026-11-21T08:00:00+00:00")
+    usual_report = replace(latency_report(), engine=str(entries[0].digest), created_at="2026-11-20T08:00:00+00:00")
+    terms = replace(usual_report.asked, buckets=({"batch": 8},))
+    newer = replace(usual_report, asked=terms, buckets=usual_report.buckets[:1], created_at="2026-11-21T08:00:00+00:00")
 
     def attach(report: LatencyReport) -> list[str]:
         attach_latency(store, manifest, store.put_bytes(canonical_json(encode(report))))
         return [item.created_at for item in latencies(store, manifest)[report.engine]]
 
     assert attach(newer) == [newer.created_at]
-    assert attach(usual) == [usual.created_at]
+    assert attach(usual_report) == [usual_report.created_at]

@@ -16,8 +16,8 @@ RUNNING = Rollout(
 
 
 def test_a_consistent_rollout_is_accepted() -> None:
-    for fits in (RUNNING, replace(RUNNING, wave=0, shares_ppm=(100_000, 900_000))):
-        assert decode(encode(fits), Rollout, "") == fits
+    for fitting_rollout in (RUNNING, replace(RUNNING, wave=0, shares_ppm=(100_000, 900_000))):
+        assert decode(encode(fitting_rollout), Rollout, "") == fitting_rollout
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -80,11 +80,11 @@ def test_a_blob_that_is_sound_again_is_not_discarded(store: Store) -> None:
 
 
 def read_range(store: Store, digest: str, start: int, size: int, block: int = 1 << 20) -> bytearray:
-    into = bytearray(size)
+    target_data = bytearray(size)
     with store.open_range(digest, start, size) as fill:
-        for at in range(0, size, block):
-            fill(memoryview(into)[at : at + block])
-    return into
+        for index in range(0, size, block):
+            fill(memoryview(target_data)[index : index + block])
+    return target_data
 
 
 def test_a_range_fills_the_given_memory(store: Store) -> None:
@@ -151,12 +151,12 @@ def test_sizes_of_stored_blobs(store: Store) -> None:
 
 
 def test_times_use_the_stores_clock(store: Store) -> None:
-    before = store.now()
+    time_before = store.now()
     store.create("models/a/x.json", b"{}")
-    ((key, written),) = store.stamps("models/")
+    ((key, written_stamp),) = store.stamps("models/")
     # The header Date has whole seconds, and a machine's clock of files steps.
-    assert key == "models/a/x.json" and written.tzinfo is not None
-    assert before - timedelta(seconds=1.1) <= written <= store.now() + timedelta(seconds=1.1)
+    assert key == "models/a/x.json" and written_stamp.tzinfo is not None
+    assert time_before - timedelta(seconds=1.1) <= written_stamp <= store.now() + timedelta(seconds=1.1)
     assert list(store.stamps("models/b/")) == []
 
 
@@ -193,9 +193,9 @@ def test_one_of_racing_creators_wins(store: Store) -> None:
                 assert store.create(f"models/won-{key}-{index}.json", b"")
 
     run_together([lambda index=index: create(index) for index in range(6)])
-    won = [key for key in store.list("models/") if "won-" in key]
-    assert len(won) == 8
-    for key in won:
+    winning_keys = [key for key in store.list("models/") if "won-" in key]
+    assert len(winning_keys) == 8
+    for key in winning_keys:
         _, number, winner = key.removesuffix(".json").rsplit("-", 2)
         assert store.read(f"models/{number}.json") == winner.encode()
 
@@ -206,8 +206,8 @@ def test_racing_swaps_lose_no_update(store: Store) -> None:
     def count() -> None:
         result = 0
         while result < 5:
-            before = store.read("counter") or b""
-            result += store.replace("counter", str(int(before) + 1).encode(), before)
+            data_before = store.read("counter") or b""
+            result += store.replace("counter", str(int(data_before) + 1).encode(), data_before)
 
     run_together([count] * 6)
     assert store.read("counter") == b"30"

@@ -109,12 +109,12 @@ def test_without_blake3_in_the_manifest_sha256_verifies(store, tmp_path, cache, 
 def test_a_manifest_with_a_wrong_digest_pair_does_not_affect_others(store, evil, tmp_path, cache, says, place):
     """Who pulls from the evil registry gets what it serves; those bytes never come to others under the honest name."""
     published(store, says)
-    out = tmp_path / "out"
-    assert pulled(evil, out if place == "the same" else tmp_path / "elsewhere", cache).path.read_bytes() == EVIL
+    out_path = tmp_path / "out"
+    assert pulled(evil, out_path if place == "the same" else tmp_path / "elsewhere", cache).path.read_bytes() == EVIL
     assert not cache.holds(NAME)
-    result = pulled(Far(store), out, cache)
+    result = pulled(Far(store), out_path, cache)
     assert result.path.read_bytes() == HONEST and result.origin == "registry"
-    assert pulled(Far(store), out, cache).cached
+    assert pulled(Far(store), out_path, cache).cached
     with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as cached_blob:
         assert cached_blob.read_bytes() == HONEST
 
@@ -169,11 +169,11 @@ def test_verify_names_a_manifest_with_a_wrong_digest(store: Store) -> None:
 
 
 def test_a_mirror_keeps_the_blake3(store: Store, tmp_path: Path, hashed: list[str]) -> None:
-    manifest, other = published(store), open_store(tmp_path / "mirror", create=True)
-    mirror(store, [parse_reference("digits@1")], other)
-    assert other.read(manifest_key("digits", "1")) == manifest.to_bytes() and verify(other).problems == ()
+    manifest, other_store = published(store), open_store(tmp_path / "mirror", create=True)
+    mirror(store, [parse_reference("digits@1")], other_store)
+    assert other_store.read(manifest_key("digits", "1")) == manifest.to_bytes() and verify(other_store).problems == ()
     hashed.clear()
-    assert pull(other, parse_reference("digits@1"), CPU, tmp_path / "out").path.read_bytes() == HONEST
+    assert pull(other_store, parse_reference("digits@1"), CPU, tmp_path / "out").path.read_bytes() == HONEST
     assert set(hashed) == {"BLAKE3"}
 
 

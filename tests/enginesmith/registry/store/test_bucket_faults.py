@@ -74,17 +74,17 @@ def test_a_read_with_a_fault_is_repeated(store: ObjectStore, proxy: FaultyProxy,
 
 def overtaken(store: ObjectStore, proxy: FaultyProxy, first: Kind, work: Callable[[Store], object]) -> None:
     """The first PUT but of leases and histories meets a fault, and before it comes again somebody else has worked."""
-    other, write, puts = past(store, proxy.server), kind_of(store).write, 0
-    passed = ("leases/", "histories/", "blobs/")
+    other_store, write, puts = past(store, proxy.server), kind_of(store).write, 0
+    passed_paths = ("leases/", "histories/", "blobs/")
 
     def plan(request: Request) -> Fault | None:
         nonlocal puts
-        named = unquote(request.path) + request.body[:500].decode("latin-1")
-        if request.method != write or any(folder in named for folder in passed):
+        named_name = unquote(request.path) + request.body[:500].decode("latin-1")
+        if request.method != write or any(folder in named_name for folder in passed_paths):
             return None
         puts += 1
         if puts == 2:
-            work(other)
+            work(other_store)
         return Fault(first) if puts == 1 else None
 
     proxy.plan(plan)
@@ -110,8 +110,8 @@ def test_another_writers_document_is_not_mistaken_for_ones_own(store: ObjectStor
 def test_a_channel_recognizes_its_move_in_its_history(store: ObjectStore, proxy: FaultyProxy, first: Kind) -> None:
     """A promotion whose answer was lost is neither lost nor made twice, though somebody moved the channel on."""
     entry = engine(store)
-    one, two, three = (publish_engines(store, [entry], content, channel=None).manifest for content in "abc")
-    channels.promote(store, one, "stable")
+    first_manifest, two, three = (publish_engines(store, [entry], content, channel=None).manifest for content in "abc")
+    channels.promote(store, first_manifest, "stable")
     overtaken(store, proxy, first, lambda other: channels.promote(other, three, "stable", by="bob"))
     if first == "refused":
         with pytest.raises(ConflictError, match="bob moved it to 3 meanwhile"):
@@ -129,13 +129,13 @@ def test_permanent_errors_are_reported_with_the_location(store: ObjectStore, pro
     with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
         store.create("models/a.json", b"1")
     assert proxy.count(write) == api.ATTEMPTS
-    more = {name: count - counts[name] for name, count in read_error_counts().items()}
-    assert more == {"errors": 1, "retries": api.ATTEMPTS - 1}
+    more_counts = {name: count - counts[name] for name, count in read_error_counts().items()}
+    assert more_counts == {"errors": 1, "retries": api.ATTEMPTS - 1}
 
 
 def test_an_unreachable_server_is_reported_at_once(proxy, server_kind, s3_environment):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free_server:
+        port = free_server.getsockname()[1]
     with pytest.raises(UnavailableError, match=f"at http://127.0.0.1:{port}.*check the endpoint"):
         open_store(server_kind.uri(f"http://127.0.0.1:{port}", "x"))
 

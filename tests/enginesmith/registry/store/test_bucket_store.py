@@ -50,10 +50,10 @@ def test_a_place_with_other_content_is_refused(bucket_uri, key, data, error, wor
 
 
 def test_a_registry_that_another_process_creates_meanwhile_is_opened(bucket_uri, monkeypatch):
-    read = reading.read_document
+    loaded_document = reading.read_document
 
     def read_before_creation(bucket: BucketApi, key: str, attempts: int | None = None) -> None:
-        monkeypatch.setattr(reading, "read_document", read)
+        monkeypatch.setattr(reading, "read_document", loaded_document)
         open_store(bucket_uri, create=True).put_bytes(b"x")
 
     monkeypatch.setattr(reading, "read_document", read_before_creation)
@@ -61,10 +61,10 @@ def test_a_registry_that_another_process_creates_meanwhile_is_opened(bucket_uri,
 
 
 def test_prefixes_in_one_bucket_are_separate(bucket_uri: str) -> None:
-    where, _, options = bucket_uri.partition("?")
-    one, two = (open_store(f"{where}/{name}?{options}", create=True) for name in ("a", "a-b"))
-    digest = one.put_bytes(b"x")
-    assert not two.has(digest) and list(two.list()) == [MARKER] == list(two.children())
+    bucket_path, _, options = bucket_uri.partition("?")
+    first_store, second_store = (open_store(f"{bucket_path}/{name}?{options}", create=True) for name in ("a", "a-b"))
+    digest = first_store.put_bytes(b"x")
+    assert not second_store.has(digest) and list(second_store.list()) == [MARKER] == list(second_store.children())
 
 
 def test_a_corrupt_blob_is_moved_aside(store: ObjectStore) -> None:

@@ -49,21 +49,21 @@ def test_wrong_bytes_are_not_kept(tmp_path: Path) -> None:
 
 def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=300)
-    one, two, three = (put(cache, bytes([number]) * 100) for number in range(3))
-    for age, name in enumerate((two, three, one)):  # as if used in this order, long ago
+    first_digest, second_digest, three = (put(cache, bytes([number]) * 100) for number in range(3))
+    for age, name in enumerate((second_digest, three, first_digest)):  # as if used in this order, long ago
         os.utime(tmp_path / "cache" / "stamps" / name, (age, age))
     four = put(cache, b"4" * 100)
-    assert [cache.holds(name) for name in (one, two, three, four)] == [True, False, True, True]
+    assert [cache.holds(name) for name in (first_digest, second_digest, three, four)] == [True, False, True, True]
     put(cache, bytes([2]) * 100)  # used again
     put(cache, b"5" * 100)
-    assert not cache.holds(one) and cache.holds(three)
+    assert not cache.holds(first_digest) and cache.holds(three)
 
 
 def test_a_blob_in_use_stays_and_a_too_large_one_is_alone(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=100)
     with cache.hold(digest(b"a" * 80), giving(b"a" * 80)) as path:
-        large = put(cache, b"b" * 200)
-        assert path.read_bytes() == b"a" * 80 and cache.holds(large)
+        large_digest = put(cache, b"b" * 200)
+        assert path.read_bytes() == b"a" * 80 and cache.holds(large_digest)
     put(cache, b"c" * 50)
     assert names_in(tmp_path / "cache" / "blobs") == [digest(b"c" * 50)]
 
@@ -84,16 +84,16 @@ def test_one_of_many_processes_downloads_a_blob(tmp_path: Path) -> None:
 
 
 def test_threads_that_fill_and_evict_always_see_whole_blobs(tmp_path: Path) -> None:
-    cache, wrong = BlobCache(tmp_path / "cache", limit_bytes=250), []
+    cache, wrong_names = BlobCache(tmp_path / "cache", limit_bytes=250), []
 
     def use(seed: int) -> None:
         for number in range(40):
             data = bytes([(seed + number) % 5]) * 100
             with cache.hold(digest(data), giving(data)) as path:
-                wrong.extend([data] if path.read_bytes() != data else [])
+                wrong_names.extend([data] if path.read_bytes() != data else [])
 
     run_threads(partial(use, seed) for seed in range(4))
-    assert wrong == []
+    assert wrong_names == []
 
 
 def test_a_file_replaced_before_its_lock_is_not_evicted(tmp_path, monkeypatch):

@@ -27,8 +27,8 @@ def test_an_azure_uri_is_parsed() -> None:
     assert (
         place.url == "https://models1.blob.core.windows.net" and place.locator("k") == "az://models1/engines/team/a/k"
     )
-    other = parse_azure_place("az://models1/engines?endpoint=https://models1.blob.core.chinacloudapi.cn/")
-    assert other.url == "https://models1.blob.core.chinacloudapi.cn" and parse_azure_place(other.uri) == other
+    location = parse_azure_place("az://models1/engines?endpoint=https://models1.blob.core.chinacloudapi.cn/")
+    assert location.url == "https://models1.blob.core.chinacloudapi.cn" and parse_azure_place(location.uri) == location
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ KEY = "history/x.json"
 
 @on_each_kind
 def test_the_slower_download_continues_from_the_existing_bytes(store: Store) -> None:
-    seen: list[bytes | None] = []
+    seen_data: list[bytes | None] = []
 
     def add(data: bytes | None) -> bytes:
-        if not seen:
+        if not seen_data:
             store.create(KEY, b"other,")  # another writer, in between
-        seen.append(data)
+        seen_data.append(data)
         return (data or b"") + b"mine,"
 
     assert change(store, KEY, add) == b"other,mine," == store.read(KEY)
-    assert seen == [None, b"other,"]
+    assert seen_data == [None, b"other,"]
 
 
 def test_an_unchanged_document_is_not_written(store: Store) -> None:
@@ -37,11 +37,11 @@ def test_a_document_that_keeps_changing_is_given_up(store: Store, monkeypatch: p
 
 @pytest.mark.parametrize("others", [b"", b"other,"])
 def test_a_change_with_a_lost_answer_is_not_repeated_despite_other_writes(store, monkeypatch, others):
-    true_replace, lost = type(store).replace, [True]
+    true_replace, lost_flags = type(store).replace, [True]
 
     def replace(self: Store, key: str, data: bytes, expected: bytes | None) -> bool:
         result = true_replace(self, key, data, expected)
-        if lost and lost.pop():
+        if lost_flags and lost_flags.pop():
             true_replace(self, key, data + others, data)
             raise UndecidedError("the answer was lost")
         return result

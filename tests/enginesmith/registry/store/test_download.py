@@ -70,14 +70,14 @@ def test_parts_in_reverse_order_are_digested_in_order(tmp_path, expected, monkey
     """From memory where there is room, else from the file."""
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     monkeypatch.setattr(module, "KEPT_PARTS", expected)
-    ready = {start: threading.Event() for start in range(0, len(DATA), PART)}
-    last = (CONNECTIONS - 1) * PART
-    ready[last].set()  # the first four are asked for at once, and come from the last to the first
+    ready_events = {start: threading.Event() for start in range(0, len(DATA), PART)}
+    last_connections = (CONNECTIONS - 1) * PART
+    ready_events[last_connections].set()  # the first four are asked for at once, and come from the last to the first
 
     def backwards(start: int) -> None:
-        if start <= last:
-            assert ready[start].wait(PATIENCE_S)
-            ready[max(0, start - PART)].set()
+        if start <= last_connections:
+            assert ready_events[start].wait(PATIENCE_S)
+            ready_events[max(0, start - PART)].set()
 
     progress: list[int] = []
     assert run(tmp_path / "file", Source(backwards), progress.append) == DIGEST
@@ -88,14 +88,14 @@ def test_parts_in_reverse_order_are_digested_in_order(tmp_path, expected, monkey
 def test_other_parts_arrive_in_bounded_memory_while_the_oldest_is_late(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT_PARTS", 2)
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
-    part_memory, memory, others = [], module._Arrivals._memory, threading.Semaphore(0)
+    part_memory, memory, other_semaphore = [], module._Arrivals._memory, threading.Semaphore(0)
     monkeypatch.setattr(module._Arrivals, "_memory", lambda self: part_memory.append(part := memory(self)) or part)
 
     def late(start: int) -> None:
         if start:
-            others.release()
+            other_semaphore.release()
         else:
-            assert all(others.acquire(timeout=PATIENCE_S) for _ in range(10))
+            assert all(other_semaphore.acquire(timeout=PATIENCE_S) for _ in range(10))
 
     assert run(tmp_path / "file", Source(late)) == DIGEST
     assert len({id(part.obj) for part in part_memory if part is not None}) <= 2 and None in part_memory
@@ -113,12 +113,12 @@ def test_a_request_covers_several_parts_and_fewer_at_the_end(tmp_path: Path) -> 
 def test_more_connections_are_opened_while_the_rate_rises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     monkeypatch.setattr(ConnectionScaler, "more", lambda self, size, now, connections: 1 if connections < 7 else 0)
-    used: list[int] = []
+    used_counts: list[int] = []
     end = module._Arrivals.__exit__
     monkeypatch.setattr(
-        module._Arrivals, "__exit__", lambda self, *why: used.append(len(self._threads)) or end(self, *why)
+        module._Arrivals, "__exit__", lambda self, *why: used_counts.append(len(self._threads)) or end(self, *why)
     )
-    assert run(tmp_path / "file", Source()) == DIGEST and used == [7]
+    assert run(tmp_path / "file", Source()) == DIGEST and used_counts == [7]
 
 
 @pytest.mark.parametrize(
@@ -133,32 +133,32 @@ def test_more_connections_are_opened_while_the_rate_rises(tmp_path: Path, monkey
 )
 def test_connections_double_if_each_is_slow_and_all_get_faster(rates, connections):
     """rates: of one connection, in bytes a second, as long as a number of them lasts."""
-    pace, now, scaler = ConnectionScaler(0.0), 0.0, CONNECTIONS
+    pace, current_value, scaler = ConnectionScaler(0.0), 0.0, CONNECTIONS
     for rate in rates:
-        now += 1e9 / rate
-        added = [pace.more(10**9, now, scaler) for _ in range(scaler)]
-        assert not any(added[:-1])
-        scaler += added[-1]
+        current_value += 1e9 / rate
+        added_counts = [pace.more(10**9, current_value, scaler) for _ in range(scaler)]
+        assert not any(added_counts[:-1])
+        scaler += added_counts[-1]
     assert scaler == connections
 
 
 def test_a_parallel_download_starts_with_its_share_of_connections(tmp_path: Path) -> None:
-    alone, shared = Source(), Source()
-    assert run(tmp_path / "alone", alone) == DIGEST
-    digest = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
+    single_source, source = Source(), Source()
+    assert run(tmp_path / "alone", single_source) == DIGEST
+    digest = download(tmp_path / "shared", BLOB, len(DATA), source, lambda _: None, part=PART, beside=8)
     assert digest == DIGEST and (tmp_path / "shared").read_bytes() == DATA
-    assert max(size for _, size in shared.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
-    assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
+    assert max(size for _, size in source.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
+    assert [start for start, _ in source.requests] == sorted(start for start, _ in source.requests)
 
 
 def test_parts_of_a_failed_download_are_not_requested_again(tmp_path: Path) -> None:
-    first, second = Source(breaks(5 * PART)), Source()
+    first_source, second_source = Source(breaks(5 * PART)), Source()
     with pytest.raises(UnavailableError, match="cut"):
-        run(tmp_path / "file", first)
-    done = {int(line) * PART for line in journal_of(tmp_path / "file").read_text().splitlines()[1:]}
-    assert done and 5 * PART not in done
-    assert run(tmp_path / "file", second) == DIGEST and (tmp_path / "file").read_bytes() == DATA
-    assert sorted(second.asked) == sorted(set(range(0, len(DATA), PART)) - done)
+        run(tmp_path / "file", first_source)
+    done_numbers = {int(line) * PART for line in journal_of(tmp_path / "file").read_text().splitlines()[1:]}
+    assert done_numbers and 5 * PART not in done_numbers
+    assert run(tmp_path / "file", second_source) == DIGEST and (tmp_path / "file").read_bytes() == DATA
+    assert sorted(second_source.asked) == sorted(set(range(0, len(DATA), PART)) - done_numbers)
 
 
 def test_a_killed_download_is_resumed(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_an_unusable_journal_is_dropped(tmp_path: Path, spoil: str) -> None:
     journal = journal_of(tmp_path / "file")
     text = journal.read_text()
     assert "\n0\n" in text
-    spoilt = {"torn": text + "1", "of another blob": text.replace(DIGEST, "0" * 64), "nonsense": "\x00"}
-    journal.write_text(spoilt[spoil])
+    spoilt_fields = {"torn": text + "1", "of another blob": text.replace(DIGEST, "0" * 64), "nonsense": "\x00"}
+    journal.write_text(spoilt_fields[spoil])
     source = Source()
     assert run(tmp_path / "file", source) == DIGEST
     assert (0 in source.asked) == (spoil != "torn")
@@ -195,14 +195,14 @@ def test_a_blob_is_complete(store: Store, tmp_path: Path, cached: bool, monkeypa
     fetcher = BlobFetcher(BlobCache(tmp_path / "cache") if cached else None)
     progress: list[tuple[int, int]] = []
     dest = tmp_path / "out" / "engine"
-    telling = BlobFetcher(fetcher.cache, lambda *there: progress.append(there))
-    assert telling.fetch(store, blob_digest, len(DATA), dest) == "registry"
+    telling_fetcher = BlobFetcher(fetcher.cache, lambda *there: progress.append(there))
+    assert telling_fetcher.fetch(store, blob_digest, len(DATA), dest) == "registry"
     assert dest.read_bytes() == DATA and progress[-1] == (len(DATA), len(DATA)) and len(progress) == 11
     assert names_in(dest.parent) == ["engine"]
     assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"
     dest.unlink()
-    again = fetcher.fetch(store, blob_digest, len(DATA), dest)
-    assert again == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
+    second_fetch = fetcher.fetch(store, blob_digest, len(DATA), dest)
+    assert second_fetch == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
 
 
 @on_each_kind
@@ -235,11 +235,11 @@ class Far:
 
 def test_earlier_corrupt_parts_cost_a_second_download(store: Store, tmp_path: Path) -> None:
     digest, cache = store.put_bytes(DATA), BlobCache(tmp_path / "cache")
-    partial = cache.folder / "partial" / digest
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(b"x" * len(DATA))
-    about = {"digest": digest, "size_bytes": len(DATA), "part_bytes": module.PART_BYTES}
-    with module._open_journal(journal_of(partial), about) as (_, journal):
+    partial_path = cache.folder / "partial" / digest
+    partial_path.parent.mkdir(parents=True)
+    partial_path.write_bytes(b"x" * len(DATA))
+    fields = {"digest": digest, "size_bytes": len(DATA), "part_bytes": module.PART_BYTES}
+    with module._open_journal(journal_of(partial_path), fields) as (_, journal):
         os.write(journal, b"0\n")
     assert BlobFetcher(cache).fetch(Far(store, tmp_path), BlobDigest(digest), len(DATA), tmp_path / "out") == "registry"
     assert (tmp_path / "out").read_bytes() == DATA and names_in(cache.folder / "partial") == []

@@ -64,10 +64,10 @@ def test_a_file_or_a_folder_with_other_content_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_registry_that_another_process_creates_meanwhile_is_opened(tmp_path, monkeypatch):
-    read = FileStore.read
+    read_file = FileStore.read
 
     def read_before_creation(store: FileStore, key: str) -> None:
-        monkeypatch.setattr(FileStore, "read", read)
+        monkeypatch.setattr(FileStore, "read", read_file)
         open_store(tmp_path, create=True).put_bytes(b"x")
 
     monkeypatch.setattr(FileStore, "read", read_before_creation)
@@ -170,34 +170,34 @@ def test_files_of_a_killed_writer_are_deleted(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert os.waitpid(in_child(die_writing), 0)[1] == signal.SIGKILL
-    with files.start_atomic_write(root / "tmp") as mine:
+    with files.start_atomic_write(root / "tmp") as own_file:
         assert len(names_in(root / "tmp")) == 2
         assert len(open_store(root).strays()) == 1
         assert open_store(root, create=True).strays() == ()
-        assert names_in(root / "tmp") == [mine.path.name]
-        mine.stream.write(b"whole")
-        mine.commit(root / "landed")
+        assert names_in(root / "tmp") == [own_file.path.name]
+        own_file.stream.write(b"whole")
+        own_file.commit(root / "landed")
     assert (root / "landed").read_bytes() == b"whole"
 
 
 def test_a_sweep_between_creating_and_locking_a_file_only_changes_its_name(tmp_path, monkeypatch):
-    lock, swept = files.fcntl.flock, []
+    lock, swept_keys = files.fcntl.flock, []
 
     def sweep_first(fd: int, how: int) -> None:
-        if not swept:
-            swept.append(next(tmp_path.iterdir()).unlink())
+        if not swept_keys:
+            swept_keys.append(next(tmp_path.iterdir()).unlink())
         lock(fd, how)
 
     monkeypatch.setattr(files.fcntl, "flock", sweep_first)
     files.write_whole(tmp_path / "file", b"whole")
-    assert swept and (tmp_path / "file").read_bytes() == b"whole"
+    assert swept_keys and (tmp_path / "file").read_bytes() == b"whole"
 
 
 def test_sweepers_never_take_a_file_from_a_living_writer(store: FileStore) -> None:
-    running = [in_child(lambda: [store.sweep() for _ in range(400)]) for _ in range(2)]
+    running_counts = [in_child(lambda: [store.sweep() for _ in range(400)]) for _ in range(2)]
     for number in range(60):
         store.put_bytes(str(number).encode())
-    assert [os.waitpid(pid, 0)[1] for pid in running] == [0, 0]
+    assert [os.waitpid(pid, 0)[1] for pid in running_counts] == [0, 0]
     assert len(list(store.list("blobs/"))) == 60
 
 

@@ -36,8 +36,8 @@ def running(command: list[str], port: int) -> Iterator[str]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as free_server:
+        return int(free_server.getsockname()[1])
 
 
 def test_fake_gcs_server_accepts_publications(s3_environment: None) -> None:
@@ -53,8 +53,8 @@ def test_fake_gcs_server_accepts_publications(s3_environment: None) -> None:
         assert store.replace("models/a.json", b"2", b"1") and not store.replace("models/a.json", b"3", b"1")
         tag = store.read_if_changed("models/a.json", "")[1]
         assert store.read_if_changed("models/a.json", tag) == (None, tag)
-        large = os.urandom(9 << 20)
-        assert store.read_blob(store.put_bytes(large)) == large
+        large_data = os.urandom(9 << 20)
+        assert store.read_blob(store.put_bytes(large_data)) == large_data
         store.remove("models/a.json")
-        published = publish_engines(store, [engine(store)])
-        assert published.version == "1" and verify(store).sound
+        published_manifest = publish_engines(store, [engine(store)])
+        assert published_manifest.version == "1" and verify(store).sound

@@ -44,8 +44,8 @@ class Answering(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if path.is_dir() and self.path.endswith("/") and not fault:
-            below = [{"name": i.name, "type": "directory" if i.is_dir() else "file"} for i in path.iterdir()]
-            self._send(200, json.dumps(below).encode(), {"Content-Type": "application/json"})
+            lower_fields = [{"name": i.name, "type": "directory" if i.is_dir() else "file"} for i in path.iterdir()]
+            self._send(200, json.dumps(lower_fields).encode(), {"Content-Type": "application/json"})
             return
         if fault == "listed":
             self._send(200, self.server.listed, {})
@@ -125,8 +125,8 @@ def test_nginx_autoindex_lists_the_folders_names(store: Store, behind: HttpStore
 
 
 def test_listings_of_a_server_are_validated(behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for listed in (b"<html>", b'{"name": "a"}', b'["a"]', b"[" * 100_000, b'[{"name": "a"}]'):
-        site.fault, site.listed = ["listed"], listed
+    for listed_data in (b"<html>", b'{"name": "a"}', b'["a"]', b"[" * 100_000, b'[{"name": "a"}]'):
+        site.fault, site.listed = ["listed"], listed_data
         with pytest.raises(IntegrityError, match="autoindex_format json"):
             list(behind.list("models/"))
     site.fault, site.listed = ["listed"], b'[{"name": "..", "type": "directory"}, {"name": "/etc", "type": "file"}]'
@@ -175,9 +175,9 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
     body.close()
     assert tag == f'"{hash(b"engine")}"', "by which other bytes are seen where reading goes on"
     flip(store, digest)
-    for read in (behind.read_blob, behind.path):
+    for loaded_blob in (behind.read_blob, behind.path):
         with pytest.raises(IntegrityError, match=r"other bytes.*; run .* at the registry itself$"):
-            read(digest)
+            loaded_blob(digest)
     with pytest.raises(IntegrityError, match="not have"):
         behind.size("0" * 64)
     with pytest.raises(IntegrityError, match="ends before"):
@@ -254,8 +254,8 @@ def test_an_invalid_location_is_refused_without_its_secret(uri: str, words: str)
 def test_the_last_place_of_a_list_is_the_registry_and_all_become_absolute(store: Store, tmp_path: Path) -> None:
     assert open_store(f"http://127.0.0.1:9,{store.uri}") == store
     assert split_places("http://a, s3://b/c") == ("http://a", "s3://b/c")
-    strange = tmp_path / "a,b"
-    assert open_store(open_store(strange, create=True).uri).uri == f"file://{tmp_path}/a%2Cb"
+    strange_path = tmp_path / "a,b"
+    assert open_store(open_store(strange_path, create=True).uri).uri == f"file://{tmp_path}/a%2Cb"
     assert absolute_uri(f"http://cache/,{store.uri}") == f"http://cache/,{store.uri}"
 
 

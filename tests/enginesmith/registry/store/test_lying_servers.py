@@ -43,16 +43,16 @@ class Answering(http.server.BaseHTTPRequestHandler):
         self.server.asked += 1
         chunks, body = self.server.length.endswith("chunks"), b"x" * 100
         self.close_connection = True
-        stated = {**FACTS, "Content-Length": "100" if chunks else self.server.length}
+        stated_fields = {**FACTS, "Content-Length": "100" if chunks else self.server.length}
         if "Range" in self.headers or "x-ms-range" in self.headers:
-            stated["Content-Range"] = "bytes 0-99/100"
+            stated_fields["Content-Range"] = "bytes 0-99/100"
         if "list-type=2" in self.path:
             token = self.server.token or self.server.asked
-            more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
-            body = f"<ListBucketResult>{more}</ListBucketResult>".encode()
-            stated["Content-Length"] = str(len(body))
-        self.send_response(206 if "Content-Range" in stated else 200)
-        for name, value in {**stated, **({"Transfer-Encoding": "chunked"} if chunks else {})}.items():
+            more_text = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
+            body = f"<ListBucketResult>{more_text}</ListBucketResult>".encode()
+            stated_fields["Content-Length"] = str(len(body))
+        self.send_response(206 if "Content-Range" in stated_fields else 200)
+        for name, value in {**stated_fields, **({"Transfer-Encoding": "chunked"} if chunks else {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET" and not chunks:
@@ -87,13 +87,13 @@ def store_of(kind: str, liar: Liar) -> Store:
 def bounded(more: int = 1 << 30) -> Iterator[None]:
     """Let this process have so many bytes more than it has."""
     with open("/proc/self/statm") as stream:  # noqa: PTH123
-        there = int(stream.read().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (there + more, before[1]))
+        number = int(stream.read().split()[0]) * resource.getpagesize()
+    limits_before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (number + more, limits_before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_AS, limits_before)
 
 
 # What the clouds' libraries raise for a length that is no number leaves a socket to the garbage collection.
@@ -103,12 +103,12 @@ def bounded(more: int = 1 << 30) -> Iterator[None]:
 def test_a_false_length_is_an_error(liar: Liar, kind: str, length: str) -> None:
     store = store_of(kind, liar)
     liar.length = length
-    asks: list[Callable[[], object]] = [lambda: store.read_blob(DIGEST), lambda: store.stored_size(DIGEST)]
+    asks_functions: list[Callable[[], object]] = [lambda: store.read_blob(DIGEST), lambda: store.stored_size(DIGEST)]
     if kind != "az":  # its library reads a body in chunks to its end
-        asks.append(lambda: store.read(KEY))
+        asks_functions.append(lambda: store.read(KEY))
     elif length == "chunks":
-        asks = asks[1:]
-    for ask in asks:
+        asks_functions = asks_functions[1:]
+    for ask in asks_functions:
         with bounded():
             try:
                 result = ask()

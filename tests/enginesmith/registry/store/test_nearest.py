@@ -95,11 +95,11 @@ def put(places: Places, data: bytes) -> str:
 
 
 def test_the_first_place_with_the_object_is_read(places: Places, tmp_path: Path) -> None:
-    digest, missing = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
+    digest, missing_digest = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
     assert places.store.read_blob(digest) == b"both" and places.store.stored_size(digest) == 4
     places.store.fetch(digest, tmp_path / "engine")
     assert places.origin.asked == 0
-    assert places.store.read_blob(missing) == b"origin alone" and places.store.size(missing) == 12
+    assert places.store.read_blob(missing_digest) == b"origin alone" and places.store.size(missing_digest) == 12
     places.origin.store.create("models/a/pins/1.json", b"{}")
     assert places.store.read("models/a/pins/1.json") == b"{}" and places.store.read("models/a/pins/2.json") is None
     assert list(places.store.list("models/")) == ["models/a/pins/1.json"]
@@ -112,15 +112,15 @@ def test_an_unreachable_place_is_skipped_for_a_while_and_reported_once(places: P
     places.mirror.error = UnavailableError("the cable is out")
     requests = []
     for places.clock in (0.0, 1.0, 29.0, 31.0, 50.0, 62.0, 10_000.0):
-        before = places.mirror.asked
+        requests_before = places.mirror.asked
         assert places.store.read_blob(digest) == b"both"
-        requests.append(places.mirror.asked - before)
+        requests.append(places.mirror.asked - requests_before)
     assert requests == [1, 0, 0, 1, 0, 1, 1]
     (message,) = places.said
     assert "the cable is out" in message and places.mirror.uri in message
     places.mirror.error, places.clock = None, 20_000.0
-    before = places.origin.asked
-    assert places.store.read_blob(digest) == b"both" and places.origin.asked == before
+    requests_before = places.origin.asked
+    assert places.store.read_blob(digest) == b"both" and places.origin.asked == requests_before
     assert places.said[1:] == [f"{places.mirror.uri} answers again"]
 
 
@@ -176,13 +176,13 @@ def test_a_lost_engine_costs_no_other_one_while_the_registry_is_unreachable(plac
     pair = [engine(places.origin.store, precision=precision, data=precision.encode()) for precision in ("fp32", "int8")]
     publish_engines(places.origin.store, pair, "one", channel="stable")
     places.copy()
-    best = Client(places.uri).pull("digits:stable", tmp_path / "both").path.read_bytes()
-    [lost] = [str(one.digest) for one in pair if one.precision == best.decode()]
-    places.mirror.store.path(lost).unlink()
+    best_data = Client(places.uri).pull("digits:stable", tmp_path / "both").path.read_bytes()
+    [lost_text] = [str(item.digest) for item in pair if item.precision == best_data.decode()]
+    places.mirror.store.path(lost_text).unlink()
     places.origin.error = UnavailableError("cut off")
-    pulled = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")
-    assert pulled.path.read_bytes() in {b"fp32", b"int8"} - {best}
-    places.mirror.store.path(pulled.engine.digest).unlink()
+    pulled_engine = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")
+    assert pulled_engine.path.read_bytes() in {b"fp32", b"int8"} - {best_data}
+    places.mirror.store.path(pulled_engine.engine.digest).unlink()
     with pytest.raises(UnavailableError, match="cut off"):
         Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "none")
 

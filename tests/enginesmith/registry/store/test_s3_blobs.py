@@ -41,8 +41,8 @@ def test_an_interrupted_body_is_resumed_at_that_byte(store, proxy, tmp_path):
     assert (tmp_path / "out").read_bytes() == data and proxy.count("GET") == 4
     reading = [dict(request.headers).get("Range") for request in proxy.requests if request.method == "GET"]
     assert reading[0] is None and all(str(result).startswith("bytes=") for result in reading[1:])
-    sent = [int(str(result).removeprefix("bytes=").removesuffix("-")) for result in reading[1:]]
-    assert sent == sorted(set(sent)) and sent[0] > 100_000
+    sent_numbers = [int(str(result).removeprefix("bytes=").removesuffix("-")) for result in reading[1:]]
+    assert sent_numbers == sorted(set(sent_numbers)) and sent_numbers[0] > 100_000
 
 
 def test_a_body_that_always_breaks_at_one_place_ends(store: ObjectStore, proxy: FaultyProxy) -> None:
@@ -57,12 +57,12 @@ def test_a_body_that_always_breaks_at_one_place_ends(store: ObjectStore, proxy: 
 def test_a_blob_repaired_during_a_read_is_read_again(store: ObjectStore, proxy: FaultyProxy, use: str) -> None:
     data = b"sound" * 1000
     key = store.place.key(blob_key(digest := store.put_bytes(data)))
-    direct = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
-    direct.put_object(Bucket=store.place.bucket, Key=key, Body=b"longer" * 1000)
+    direct_client = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
+    direct_client.put_object(Bucket=store.place.bucket, Key=key, Body=b"longer" * 1000)
 
     def plan(request: Request) -> Fault | None:
         if request.number == 2:
-            direct.put_object(Bucket=store.place.bucket, Key=key, Body=data)
+            direct_client.put_object(Bucket=store.place.bucket, Key=key, Body=data)
         return Fault("cut answer", at=0.9) if request.number == 1 else None
 
     proxy.plan(plan)
@@ -73,20 +73,20 @@ def test_a_blob_repaired_during_a_read_is_read_again(store: ObjectStore, proxy: 
 def test_a_blob_that_another_tool_copied_is_read_before_use(store: ObjectStore, proxy: FaultyProxy) -> None:
     data = os.urandom(3500)
     digest = hashlib.sha256(data).hexdigest()
-    direct = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
+    direct_client = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
     for size, content in ((700, data), (700, data[::-1])):
-        where = {"Bucket": store.place.bucket, "Key": store.place.key(blob_key(digest))}
-        begun = direct.create_multipart_upload(**where)["UploadId"]
+        fields = {"Bucket": store.place.bucket, "Key": store.place.key(blob_key(digest))}
+        begun_upload = direct_client.create_multipart_upload(**fields)["UploadId"]
         parts = [
             {
                 "PartNumber": number,
-                "ETag": direct.upload_part(
-                    **where, UploadId=begun, PartNumber=number, Body=content[start : start + size]
+                "ETag": direct_client.upload_part(
+                    **fields, UploadId=begun_upload, PartNumber=number, Body=content[start : start + size]
                 )["ETag"],
             }
             for number, start in enumerate(range(0, len(content), size), 1)
         ]
-        direct.complete_multipart_upload(**where, UploadId=begun, MultipartUpload={"Parts": parts})
+        direct_client.complete_multipart_upload(**fields, UploadId=begun_upload, MultipartUpload={"Parts": parts})
         proxy.fine()
         assert store.put_bytes(data) == digest and proxy.count("GET") == 1
         assert (proxy.count("POST") == 0) == (content == data)
@@ -106,13 +106,13 @@ def test_old_parts_of_a_killed_upload_are_deleted(store: ObjectStore, monkeypatc
 
 def test_an_upload_that_is_swept_away_begins_again(store: ObjectStore, proxy: FaultyProxy) -> None:
     def plan(request: Request) -> None:
-        if "partNumber=3" in request.path and not swept:
-            swept.append(past(store, proxy.server).sweep())
+        if "partNumber=3" in request.path and not swept_sweeps:
+            swept_sweeps.append(past(store, proxy.server).sweep())
 
-    swept: list[int] = []
+    swept_sweeps: list[int] = []
     proxy.plan(plan)
     digest = store.put_bytes(b"x" * 3500)
-    assert swept == [1] and store.read_blob(digest) == b"x" * 3500
+    assert swept_sweeps == [1] and store.read_blob(digest) == b"x" * 3500
 
 
 def test_publishing_works_without_the_right_to_list_uploads(store: ObjectStore, proxy: FaultyProxy) -> None:
@@ -128,14 +128,14 @@ def test_a_range_leaves_its_connection_to_the_next_one(store, proxy, beneath, mo
     data = os.urandom(9000)
     digest = store.put_bytes(data)
     pool = client(store.place)._endpoint.http_session._manager.connection_from_url(proxy.url)
-    before = pool.num_connections
+    connections_before = pool.num_connections
     for start in (0, 3000, 6000):
-        into = bytearray(3000)
+        target_data = bytearray(3000)
         with store.open_range(digest, start, 3000) as fill:
-            fill(memoryview(into)[:1000])
-            fill(memoryview(into)[1000:])
-        assert into == data[start : start + 3000]
-    assert pool.num_connections - before <= 1
+            fill(memoryview(target_data)[:1000])
+            fill(memoryview(target_data)[1000:])
+        assert target_data == data[start : start + 3000]
+    assert pool.num_connections - connections_before <= 1
     with store.open_range(digest, 0, 9000) as fill:
         fill(memoryview(bytearray(10)))  # given up halfway: what is left on that connection is nobody's answer
     assert store.read_blob(digest) == data

@@ -84,17 +84,17 @@ def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]
             store.create(manifest_key(f"m{model}", str(version)), b"{}")
     channel = publish_engines(store, [engine(store)], model="m0", version="v1").manifest
     state = store.read(channel_key("m0", "candidate")) or b""
-    other = state.replace(b'"m0"', b'"m1"').replace(b'"candidate"', b'"stable"')
-    store.create(channel_key("m1", "stable"), other)
+    other_state = state.replace(b'"m0"', b'"m1"').replace(b'"candidate"', b'"stable"')
+    store.create(channel_key("m1", "stable"), other_state)
     keys = len(list(store.list("models/")))
     pages_of(store, 20)
     sent.clear()
-    listed = index.list_models(store)
+    listed_models = index.list_models(store)
     pages = -(-keys // 20)
     assert len(sent) == pages + 3 and sum("list-type" in request for request in sent) == pages
     assert not any("manifest.json" in request for request in sent) and channel.version == "v1"
-    assert [len(row.versions) for row in listed] == [7, *[6] * 7]
-    assert {row.model: row.channels for row in listed if row.channels} == {
+    assert [len(row.versions) for row in listed_models] == [7, *[6] * 7]
+    assert {row.model: row.channels for row in listed_models if row.channels} == {
         "m0": {"candidate": "v1"},
         "m1": {"stable": "v1"},
     }
@@ -167,10 +167,10 @@ def test_access_lists_are_not_used_and_no_credential_is_stored(store: ObjectStor
 
 def test_only_a_plain_checksum_shows_other_bytes() -> None:
     content = b"engine"
-    sent = api.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
-    plain = f'"{hashlib.md5(content).hexdigest()}"'
-    for checksum, expected in ((plain, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
-        assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is expected
+    sent_source = api.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
+    plain_text = f'"{hashlib.md5(content).hexdigest()}"'
+    for checksum, expected in ((plain_text, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
+        assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent_source) is expected
 
 
 def test_no_child_process_inherits_a_held_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +221,8 @@ def test_requests_use_the_environments_proxy_unless_excluded(s3_server, monkeypa
 
 
 def test_an_unreachable_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as closed_server:
+        port = closed_server.getsockname()[1]
     monkeypatch.setenv("HTTP_PROXY", f"http://user:hunter2@127.0.0.1:{port}")
     with pytest.raises(UnavailableError, match="proxy cannot be reached; check HTTPS_PROXY") as error_info:
         open_store(uri("away"))

@@ -29,32 +29,32 @@ def public_pem(key: Private) -> bytes:
 
 
 def written(folder: Path, name: str) -> tuple[Path, Path]:
-    secret, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    secret, public_path = folder / f"{name}.pem", folder / f"{name}.pub"
     secret.write_bytes(private_pem(private(name)))
-    public.write_bytes(public_pem(private(name)))
-    return secret, public
+    public_path.write_bytes(public_pem(private(name)))
+    return secret, public_path
 
 
 def certificate(
     folder: Path, name: str, issuer: str | None = None, *, san: str | None = None, days: tuple[int, int] = (-1, 30)
 ) -> Path:
     """A certificate of the key `name`, self-signed (a root) or by `issuer`; valid between two days from now."""
-    now = datetime.now(UTC)
+    current_time = datetime.now(UTC)
     usage = x509.KeyUsage(True, False, False, False, False, issuer is None, False, False, False)
-    built = (
+    extension = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer or name)]))
         .public_key(private(name).public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now + timedelta(days=days[0]))
-        .not_valid_after(now + timedelta(days=days[1]))
+        .not_valid_before(current_time + timedelta(days=days[0]))
+        .not_valid_after(current_time + timedelta(days=days[1]))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .add_extension(usage, critical=True)
     )
     if san:
-        built = built.add_extension(x509.SubjectAlternativeName([x509.RFC822Name(san)]), critical=False)
+        extension = extension.add_extension(x509.SubjectAlternativeName([x509.RFC822Name(san)]), critical=False)
     path = folder / f"{name}.crt"
-    signed = built.sign(private(issuer or name), hashes.SHA256())
-    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    certificate = extension.sign(private(issuer or name), hashes.SHA256())
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return path

@@ -20,21 +20,21 @@ from tests.enginesmith.registry.trust.keys import written
 @on_each_store
 def test_every_kind_of_store_holds_signatures(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
-    secret, public = written(tmp_path, "release")
-    located, policy = locate(store, parse_reference("digits")), policy_of_key(public)
+    secret, public_model = written(tmp_path, "release")
+    located_model, policy = locate(store, parse_reference("digits")), policy_of_key(public_model)
     with pytest.raises(UntrustedError):
-        require(store, located.manifest, policy)
-    [first], [second] = (add_signatures(store, manifest, SigningKey(secret)) for _ in range(2))
-    assert first.new and not second.new
-    assert require(store, located.manifest, policy).signers == ("release.pub",) and verify(store).sound
+        require(store, located_model.manifest, policy)
+    [first_signature], [second_signature] = (add_signatures(store, manifest, SigningKey(secret)) for _ in range(2))
+    assert first_signature.new and not second_signature.new
+    assert require(store, located_model.manifest, policy).signers == ("release.pub",) and verify(store).sound
 
 
 @on_each_store
 def test_a_channel_accepts_only_versions_signed_with_one_of_its_keys(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)], channel=None).manifest
-    (release, public), (other, _) = written(tmp_path, "release"), written(tmp_path, "other")
-    policies.write(store, "digits", "stable", ChannelPolicy(signed_by=(public.read_text(),)))
-    add_signatures(store, manifest, SigningKey(other))
+    (release, public_model), (other_model, _) = written(tmp_path, "release"), written(tmp_path, "other")
+    policies.write(store, "digits", "stable", ChannelPolicy(signed_by=(public_model.read_text(),)))
+    add_signatures(store, manifest, SigningKey(other_model))
     with pytest.raises(
         InputError, match=r"policy of digits:stable needs a signature.*has not signed.*enginesmith registry sign"
     ):

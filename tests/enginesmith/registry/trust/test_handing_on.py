@@ -45,12 +45,12 @@ def manifest(store: Store) -> Manifest:
 def test_nothing_untrusted_is_passed_on(store, manifest, tmp_path, trust, key, monkeypatch):
     monkeypatch.setenv("ENGINESMITH_TRUST_POLICY", str(trust))
     dest = open_store(tmp_path / "other", create=True)
-    before = set(dest.list())
+    names_before = set(dest.list())
     with pytest.raises(UntrustedError):
         mirror(store, [DIGITS], dest)
     with pytest.raises(UntrustedError):
         export_oci(store, locate(store, DIGITS), tmp_path / "oci")
-    assert set(dest.list()) == before and not (tmp_path / "oci").exists()
+    assert set(dest.list()) == names_before and not (tmp_path / "oci").exists()
     sign(store, manifest, key)
     assert mirror(store, [DIGITS], dest).versions == ("digits@1",)
     assert export_oci(store, locate(store, DIGITS), tmp_path / "oci")[0] == "digits-1"

@@ -45,8 +45,8 @@ def policy_file(folder: Path, rules: str, signers: str | None = None) -> Path:
     for name in ("release", "other"):
         written(folder, name)
     path = folder / "trust.yaml"
-    named = signers or "  release: {public_key: release.pub}\n  other: {public_key: other.pub}\n"
-    path.write_text(f"format: 1\nsigners:\n{named}rules:\n{rules}")
+    named_text = signers or "  release: {public_key: release.pub}\n  other: {public_key: other.pub}\n"
+    path.write_text(f"format: 1\nsigners:\n{named_text}rules:\n{rules}")
     return path
 
 
@@ -71,8 +71,8 @@ def test_an_invalid_key_is_explained(
 
 def test_without_a_network_the_error_names_sigstore_and_no_key(store, manifest, tmp_path, monkeypatch):
     monkeypatch.setattr("urllib3.util.connection.create_connection", Mock(side_effect=OSError("no route")))
-    [signed] = add_signatures(store, manifest, key(tmp_path))
-    bundle = read_bundle(store.read(signed.key))
+    [signature] = add_signatures(store, manifest, key(tmp_path))
+    bundle = read_bundle(store.read(signature.key))
     keyless = replace(bundle, certificate=b"one"), KeylessSigner("ci", "me", "issuer"), bundle.file, manifest.to_bytes()
     for work, remedy in (
         (lambda: sign(store, manifest, Keyless("a token")), ", or sign with a key"),
@@ -92,8 +92,8 @@ def test_without_the_required_signature_nothing_is_pulled(store, manifest, tmp_p
     output = str(error.value)
     assert "digits@1 has 0 of the 1 signatures" in output and "release (key " in output and "has not signed" in output
     assert "enginesmith registry sign digits@1" in output and not dest.exists()
-    [signed] = add_signatures(store, manifest, key(tmp_path))
-    assert signed.new and not sign(store, manifest, key(tmp_path))[0].new
+    [signature] = add_signatures(store, manifest, key(tmp_path))
+    assert signature.new and not sign(store, manifest, key(tmp_path))[0].new
     pulled_engine = pull(store, parse_reference("digits"), CPU, dest, trust=policy)
     assert pulled_engine.located.signed_by == ("release",) and pulled_engine.path.read_bytes() == b"engine cpu fp32"
     assert verify(store).sound
@@ -103,27 +103,27 @@ def test_a_signature_is_valid_for_one_manifest_and_one_key(
     store: FileStore, manifest: Manifest, tmp_path: Path
 ) -> None:
     policy = load_policy(policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
-    [signed] = add_signatures(store, manifest, key(tmp_path))
-    genuine = store.read(signed.key) or b""
-    others = [
+    [signature] = add_signatures(store, manifest, key(tmp_path))
+    genuine = store.read(signature.key) or b""
+    other_manifests = [
         publish_engines(store, [engine(store, data=b"worse")], "b").manifest,
         publish_engines(store, [engine(store)], model="faces").manifest,
     ]
-    for other in others:  # the signature of another version or model, under the name where it is looked for
-        moved = signature_key(other.model, other.version, digest_of_bytes(other.to_bytes()), signed.key_id)
-        assert store.create(moved, genuine)
+    for other in other_manifests:  # the signature of another version or model, under the name where it is looked for
+        moved_key = signature_key(other.model, other.version, digest_of_bytes(other.to_bytes()), signature.key_id)
+        assert store.create(moved_key, genuine)
         with pytest.raises(UntrustedError, match=r"another manifest\.json"):
             require(store, locate(store, parse_reference(f"{other.model}@{other.version}")).manifest, policy)
     items = [problem for problem in verify(store).problems if problem.kind == "signature"]
     assert len(items) == 2 and all("moved by hand" in problem.detail for problem in items)
     # The signature by another key, under the name of the right one.
-    [wrong] = sign(store, manifest, key(tmp_path, "other"))
-    store.replace(signed.key, store.read(wrong.key) or b"", genuine)
+    [wrong_signed] = sign(store, manifest, key(tmp_path, "other"))
+    store.replace(signature.key, store.read(wrong_signed.key) or b"", genuine)
     with pytest.raises(UntrustedError, match="it is not by release"):
         require(store, locate(store, parse_reference("digits@1")).manifest, policy)
     # The same, and it says that it is by the right one.
-    lying = (store.read(wrong.key) or b"").replace(wrong.key_id.encode(), signed.key_id.encode())
-    store.replace(signed.key, lying, store.read(signed.key))
+    wrong_data = (store.read(wrong_signed.key) or b"").replace(wrong_signed.key_id.encode(), signature.key_id.encode())
+    store.replace(signature.key, wrong_data, store.read(signature.key))
     with pytest.raises(UntrustedError, match="does not verify"):
         require(store, locate(store, parse_reference("digits@1")).manifest, policy)
 
@@ -131,12 +131,12 @@ def test_a_signature_is_valid_for_one_manifest_and_one_key(
 def test_an_engine_swapped_with_its_manifest_is_refused(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
     sign(store, manifest, key(tmp_path))
-    evil = store.put_bytes(b"evil")
-    forged = replace(manifest, engines=(replace(manifest.engines[0], digest=evil, size_bytes=4),))
+    evil_digest = store.put_bytes(b"evil")
+    forged_manifest = replace(manifest, engines=(replace(manifest.engines[0], digest=evil_digest, size_bytes=4),))
     place = manifest_key("digits", "1")
-    assert store.replace(place, forged.to_bytes(), store.read(place))
+    assert store.replace(place, forged_manifest.to_bytes(), store.read(place))
     (store.root / "models/digits/channels/stable.json").unlink()
-    channels.promote(store, forged, "stable")
+    channels.promote(store, forged_manifest, "stable")
     pull(store, parse_reference("digits"), CPU, tmp_path / "open")  # without a policy the registry is believed
     with pytest.raises(UntrustedError, match="digits@1 has 0 of the 1"):
         pull(store, parse_reference("digits"), CPU, tmp_path / "dest", trust=policy)
@@ -158,21 +158,21 @@ def test_the_environment_variable_alone_protects_every_command(store, manifest, 
 
 def test_a_follower_of_a_channel_keeps_the_signed_version(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     """A channel that moves to an unsigned version is not followed, until the version is signed."""
-    policy, heard = policy_file(tmp_path, NEEDS_RELEASE), list[str]()
+    policy, received_items = policy_file(tmp_path, NEEDS_RELEASE), list[str]()
     sign(store, manifest, key(tmp_path))
     client = Client(store.root, policy=Policy(trust=policy))
 
     def look() -> str:
-        swap = client.watch("digits:stable", tmp_path / "serving", target="cpu", once=True, say=heard.append)
+        swap = client.watch("digits:stable", tmp_path / "serving", target="cpu", once=True, say=received_items.append)
         assert swap is not None
         return swap.version
 
     assert look() == "1"
-    newer = publish_engines(store, [engine(store, data=b"newer")], "b", channel="stable").manifest
+    newer_manifest = publish_engines(store, [engine(store, data=b"newer")], "b", channel="stable").manifest
     with pytest.raises(UntrustedError):
         look()
     assert (tmp_path / "serving/current").resolve().name.startswith("1-")
-    sign(store, newer, key(tmp_path))
+    sign(store, newer_manifest, key(tmp_path))
     assert look() == "2"
 
 
@@ -189,11 +189,11 @@ def test_rules_depend_on_name_number_and_age(store: FileStore, manifest: Manifes
         asked("  - {models: 'faces', signers: [release]}\n")
     with pytest.raises(UntrustedError, match="older than version 2"):
         asked("  - {models: 'digits', required: false, min_version: 2}\n")
-    both = "  - {models: 'digits', signers: [release, other], needed: 2}\n"
+    both_text = "  - {models: 'digits', signers: [release, other], needed: 2}\n"
     with pytest.raises(UntrustedError, match="1 of the 2"):
-        asked(both)
+        asked(both_text)
     sign(store, manifest, key(tmp_path, "other"))
-    assert asked(both) == ("release", "other")
+    assert asked(both_text) == ("release", "other")
 
 
 def test_an_unsigned_attestation_can_only_remove_trust(store: FileStore, tmp_path: Path) -> None:
@@ -221,8 +221,8 @@ def test_an_attestations_signature_is_not_valid_for_a_manifest(store: FileStore,
     signature = sign(store, manifest, key(tmp_path))
     bundle = json.loads(store.read(signature[1].key) or b"")
     assert store.read(attestation_key("digits", "1", str(entry.digest), digest))
-    moved = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), signature[1].key_id)
-    store.replace(moved, canonical_json(bundle), store.read(moved))
+    moved_key = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), signature[1].key_id)
+    store.replace(moved_key, canonical_json(bundle), store.read(moved_key))
     policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
     with pytest.raises(UntrustedError, match=r"another attestation\.json"):
         require(store, locate(store, parse_reference("digits@1")).manifest, policy)
@@ -231,12 +231,12 @@ def test_an_attestations_signature_is_not_valid_for_a_manifest(store: FileStore,
 def test_certificates_are_valid_for_their_identity(store, manifest, tmp_path):
     certificate(tmp_path, "root")
     certificate(tmp_path, "otherroot")
-    leaf = certificate(tmp_path, "ci", "root", san="ci@example.org")
+    leaf_path = certificate(tmp_path, "ci", "root", san="ci@example.org")
     chain = (tmp_path / "root.crt",)
-    sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf, chain))
+    sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf_path, chain))
     # Right under the root there is nothing between the two; a chain that was left out is another signature.
-    [signed] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf))
-    assert signed.new
+    [signature] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf_path))
+    assert signature.new
     located_version = locate(store, parse_reference("digits@1"))
 
     def asked(root: str, identity: str) -> tuple[str, ...]:
@@ -250,22 +250,22 @@ def test_certificates_are_valid_for_their_identity(store, manifest, tmp_path):
     with pytest.raises(UntrustedError, match="does not verify"):
         asked("otherroot", "ci@example.org")
     # A chain in two spellings, one for each reader: refused before the library sees it.
-    bundle = json.loads(store.read(signed.key) or b"")
+    bundle = json.loads(store.read(signature.key) or b"")
     bundle["verificationMaterial"]["x509_certificate_chain"] = bundle["verificationMaterial"]["x509CertificateChain"]
-    store.replace(signed.key, canonical_json(bundle), store.read(signed.key))
+    store.replace(signature.key, canonical_json(bundle), store.read(signature.key))
     with pytest.raises(UntrustedError, match="has not signed"):
         asked("root", "ci@example.org")
 
 
 def test_errors_name_unusable_keys_and_no_passwords(store, manifest, tmp_path, monkeypatch):
-    locked = tmp_path / "locked.pem"
-    locked.write_bytes(private_pem(private("release"), b"swordfish"))
+    locked_path = tmp_path / "locked.pem"
+    locked_path.write_bytes(private_pem(private("release"), b"swordfish"))
     monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "wrong-swordfish")
     with pytest.raises(InputError, match=r"locked\.pem") as error:
-        sign(store, manifest, SigningKey(locked))
+        sign(store, manifest, SigningKey(locked_path))
     assert "swordfish" not in str(error.value)
     monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "swordfish")
-    assert sign(store, manifest, SigningKey(locked))[0].new
+    assert sign(store, manifest, SigningKey(locked_path))[0].new
     monkeypatch.delenv("ENGINESMITH_SIGNING_KEY_PASSWORD")
     for content in (b"", b"no key", written(tmp_path, "release")[1].read_bytes()):
         (tmp_path / "bad.pem").write_bytes(content)
@@ -288,13 +288,13 @@ def test_a_signature_of_no_file_is_valid_for_no_file(store: FileStore, manifest:
     """Of an empty folder, with the manifest's name among what is ignored: it agrees with any manifest."""
     from model_signing import hashing, signing
 
-    secret, public = written(tmp_path, "release")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    ignoring = hashing.Config().set_ignored_paths(paths=["manifest.json"])
-    config = signing.Config().set_hashing_config(ignoring).use_elliptic_key_signer(private_key=secret)
-    config.sign(empty, tmp_path / "empty.json")
-    place = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), key_id_of_pem(public.read_bytes()))
+    secret, public_model = written(tmp_path, "release")
+    empty_path = tmp_path / "empty"
+    empty_path.mkdir()
+    ignoring_paths = hashing.Config().set_ignored_paths(paths=["manifest.json"])
+    config = signing.Config().set_hashing_config(ignoring_paths).use_elliptic_key_signer(private_key=secret)
+    config.sign(empty_path, tmp_path / "empty.json")
+    place = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), key_id_of_pem(public_model.read_bytes()))
     assert store.create(place, (tmp_path / "empty.json").read_bytes())
     with pytest.raises(UntrustedError, match=r"resources is \[\]; it must be a list of one"):
         require(

@@ -62,8 +62,8 @@ def test_an_edited_manifest_and_its_channel_are_reported(store: Store, manifest:
 
 @on_each_store
 def test_litter_is_reported_and_harmless(store: Store, manifest: Manifest) -> None:
-    orphan, remembered = store.put_bytes(b"orphan"), store.put_bytes(b"remembered")
-    remember(store, "export", "0" * 64, {}, [remembered])
+    orphan, remembered_digest = store.put_bytes(b"orphan"), store.put_bytes(b"remembered")
+    remember(store, "export", "0" * 64, {}, [remembered_digest])
     store.create(record_key("export", "1" * 64), b"garbage")
     store.create("blobs/sha256/ab/notes.txt", b"")
     if isinstance(store, FileStore):
@@ -107,10 +107,10 @@ def test_dangling_documents_are_reported(store: Store, manifest: Manifest) -> No
 
 def test_blobs_named_by_documents_beside_a_manifest_are_no_orphans(store: Store, manifest: Manifest) -> None:
     """A latency report is a blob and a document; a mirror has no record that speaks of it."""
-    report, nothing = store.put_bytes(b"a report"), store.put_bytes(b"nobody's")
+    report, empty_digest = store.put_bytes(b"a report"), store.put_bytes(b"nobody's")
     store.create(f"models/digits/versions/1/later/{report}.json", b"{}")
-    assert found(store) == [("orphaned", nothing)]
-    assert [item.name for item in collect(store).items] == [nothing]
+    assert found(store) == [("orphaned", empty_digest)]
+    assert [item.name for item in collect(store).items] == [empty_digest]
 
 
 def test_unreachable_folders_are_named_and_stop_nothing(store: FileStore, manifest: Manifest) -> None:

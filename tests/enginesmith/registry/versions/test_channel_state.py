@@ -53,33 +53,33 @@ def test_the_state_has_the_last_move_and_the_history_the_earlier_ones(store: Sto
 
 
 def test_a_killed_writer_has_moved_the_channel_or_not() -> None:
-    begun: Any = MemoryStore()
-    published(begun, b"one")
-    two = publish_engines(begun, [engine(begun, data=b"two")], "two", channel=None).manifest
-    work = partial(channels.promote, manifest=two, name="stable")
-    for step in steps_of(begun, work):
-        store: Any = run_alone(begun, work, kill_at=step)[0]
+    begun_store: Any = MemoryStore()
+    published(begun_store, b"one")
+    second_manifest = publish_engines(begun_store, [engine(begun_store, data=b"two")], "two", channel=None).manifest
+    work = partial(channels.promote, manifest=second_manifest, name="stable")
+    for step in steps_of(begun_store, work):
+        store: Any = run_alone(begun_store, work, kill_at=step)[0]
         assert located(store) == state(store).version and versions(store) in (["1"], ["1", "2"]), step
         assert not [item for item in verify(store).problems if item.fault], step
-        channels.promote(store, two, "stable")
+        channels.promote(store, second_manifest, "stable")
         channels.rollback(store, "digits", "stable")
         assert versions(store) == ["1", "2", "1"] and located(store) == "1", step
 
 
 def test_newer_formats_are_refused_with_the_remedy_and_never_overwritten(store: Store) -> None:
-    one = published(store, b"one")
+    manifest = published(store, b"one")
     data = json.loads(store.read(KEY) or b"")
     for change in ({"format": 3, "waves": []}, {"registry": 2}):
-        newer = json.dumps({**data, **change}).encode()
-        overwrite(store, KEY, newer)
+        newer_value = json.dumps({**data, **change}).encode()
+        overwrite(store, KEY, newer_value)
         for work in (
             lambda: located(store),
-            lambda: channels.promote(store, one, "stable"),
+            lambda: channels.promote(store, manifest, "stable"),
             lambda: gc.collect(store, delete=True),
         ):
             with pytest.raises(InputError, match=r"digits:stable.*(format|registry) is [23].*upgrade enginesmith"):
                 work()
-        assert store.read(KEY) == newer
+        assert store.read(KEY) == newer_value
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_deleted_channel_continues_with_its_history(store: Store) -> None:
 
 
 def test_gc_keeps_both_versions_of_a_rollout() -> None:
-    store, _, two = fleet.registry()
-    fleet.begin(store, two, fleet.plan("50%", "100%"))
+    store, _, second_manifest = fleet.registry()
+    fleet.begin(store, second_manifest, fleet.plan("50%", "100%"))
     publish_engines(store, [engine(store, data=b"three")], "three", channel=None)
     rules = gc.Rules(versions=1, moves=0)
     kept_reasons = gc.collect(store, rules).kept
@@ -129,11 +129,11 @@ def test_gc_keeps_both_versions_of_a_rollout() -> None:
 
 
 def test_the_channel_document_stays_small() -> None:
-    store, _, two = fleet.registry()
+    store, _, second_manifest = fleet.registry()
     waves = [*(f"label={number:0>120}" for number in range(MOST_WAVES - 1)), "100%"]
     with pytest.raises(InputError, match="101 waves; at most 100 are allowed"):
-        fleet.begin(store, two, fleet.plan("label=one-more", *waves))
-    rollout = replace(fleet.begin(store, two, fleet.plan(*waves)), reach=fleet.plan(*waves[:-1]).waves)
+        fleet.begin(store, second_manifest, fleet.plan("label=one-more", *waves))
+    rollout = replace(fleet.begin(store, second_manifest, fleet.plan(*waves)), reach=fleet.plan(*waves[:-1]).waves)
     for _ in range(2 * MOST_DECISIONS):
         rollout = rollout.decide(fleet.at(1), "wave", "\U0001f600" * 999, "\U0001f600" * 999)
     assert len(rollout.history) == MOST_DECISIONS and len(rollout.history[-1].why) == MOST_WHY

@@ -25,14 +25,14 @@ def published(store: Store, *contents: object) -> list:
 
 @on_each_store
 def test_promote_and_rollback_keep_a_history(store: Store) -> None:
-    one, two, three = published(store, "a", "b", "c")
-    for manifest in (one, two, three):
+    first_manifest, second_manifest, third_manifest = published(store, "a", "b", "c")
+    for manifest in (first_manifest, second_manifest, third_manifest):
         channels.promote(store, manifest, "stable", by="ada", why="because")
     assert channels.rollback(store, "digits", "stable", by="bob").version == "2"
     assert channels.rollback(store, "digits", "stable").version == "1"
     with pytest.raises(UnknownNameError, match="served nothing before version 1; there is nothing to roll back to"):
         channels.rollback(store, "digits", "stable")
-    after = channels.promote(store, three, "stable")
+    after = channels.promote(store, third_manifest, "stable")
     history = read_history(store, after)
     assert [move.version for move in history.moves] == ["1", "2", "3", "2", "1", "3"]
     assert (history.moves[0].by, history.moves[0].why, history.moves[3].by) == ("ada", "because", "bob")
@@ -43,9 +43,9 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
 
 
 def test_promoting_the_served_version_changes_nothing(store: Store) -> None:
-    (one,) = published(store, "a")
-    first = channels.promote(store, one, "stable", why="first")
-    assert channels.promote(store, one, "stable", why="again") == first
+    (manifest,) = published(store, "a")
+    first_move = channels.promote(store, manifest, "stable", why="first")
+    assert channels.promote(store, manifest, "stable", why="again") == first_move
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_only_candidate_takes_unproven_engines(store: Store) -> None:
     for name in ("stable", "nightly"):
         with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginesmith validate digits@1.*--proven-only"):
             channels.promote(store, manifest, name)
-    only = channels.promote(store, manifest, "stable", proven_only=True)
-    assert only.proven_only and channel_state.read_channel(store, "digits", "stable") == only
+    only_move = channels.promote(store, manifest, "stable", proven_only=True)
+    assert only_move.proven_only and channel_state.read_channel(store, "digits", "stable") == only_move
 
 
 def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: Store) -> None:
@@ -82,10 +82,10 @@ def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: S
 
 
 def test_the_remedy_for_insufficient_golden_data_is_other_golden_data(store: Store) -> None:
-    why = "not measured: q: the same in all 8 golden samples"
+    reason = "not measured: q: the same in all 8 golden samples"
     counts = {"passed": 9, "failed": 0, "not_measured": 1}
-    blind = replace(engine(store, "cpu", status="unproven"), reason=why, checks=counts)
-    other = engine(store, "sm_89", status="unproven")
+    blind = replace(engine(store, "cpu", status="unproven"), reason=reason, checks=counts)
+    other_engine = engine(store, "sm_89", status="unproven")
 
     def refusal(*entries: EngineEntry, model: str) -> str:
         with pytest.raises(InputError) as error:
@@ -93,22 +93,22 @@ def test_the_remedy_for_insufficient_golden_data_is_other_golden_data(store: Sto
         return str(error.value)
 
     output = refusal(blind, model="one")
-    assert output.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in output
-    both = refusal(blind, other, engine(store, "sm_80"), model="two")
-    assert "run `enginesmith validate two@1` on a node with that hardware and build again" in both
-    assert "or add --proven-only" in both
+    assert output.endswith(f"build again with other golden data ({blind.unit}: {reason})") and "validate" not in output
+    both_refusal = refusal(blind, other_engine, engine(store, "sm_80"), model="two")
+    assert "run `enginesmith validate two@1` on a node with that hardware and build again" in both_refusal
+    assert "or add --proven-only" in both_refusal
 
 
 def test_references_are_resolved(store: Store) -> None:
-    one, two = published(store, "a", "b")
+    first_manifest, second_manifest = published(store, "a", "b")
 
     def located(text: str) -> str:
         return lookup.locate(store, parse_reference(text)).manifest.version
 
     assert (located("digits"), located("digits@1")) == ("2", "1")
-    channels.promote(store, one, "candidate")
+    channels.promote(store, first_manifest, "candidate")
     assert located("digits") == "1"
-    channels.promote(store, two, "stable")
+    channels.promote(store, second_manifest, "stable")
     assert (located("digits"), located("digits:candidate")) == ("2", "1")
 
 
@@ -130,19 +130,19 @@ def test_an_unknown_reference_lists_the_known_names(store: Store, text: str, wor
 
 
 def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
-    one, _ = published(store, "a", "b")
-    channels.promote(store, one, "stable")
+    manifest, _ = published(store, "a", "b")
+    channels.promote(store, manifest, "stable")
     key = channel_key("digits", "stable")
     data = store.read(key) or b""
     document = json.loads(data)
     move = {**document["move"], "version": "2"}
-    for edited in (
+    for edited_fields in (
         {**document, "move": {**move, "extra": 1}},
         {**document, "move": {**move, "at": None}},
         {**document, "move": {**move, "version": "../2"}},
         {**document, "snapshots": {"x": "y"}},
     ):
-        store.replace(key, json.dumps(edited).encode(), store.read(key))
+        store.replace(key, json.dumps(edited_fields).encode(), store.read(key))
         with pytest.raises(IntegrityError, match="digits:stable"):
             channel_state.read_channel(store, "digits", "stable")
     store.replace(key, json.dumps({**document, "move": move}).encode(), store.read(key))
@@ -175,12 +175,12 @@ def test_versions_no_longer_served_have_the_full_grace_period(
     """A collection that looked before version 2 was served marks it while it is; nobody may delete it by that mark.
     slow: it does so when the writer has taken the mark away, and before its write."""
     store: Any = MemoryStore()
-    one, two, three = published(store, "a", "b", "c")
-    channels.promote(store, one, "stable")
+    first_manifest, second_manifest, third_manifest = published(store, "a", "b", "c")
+    channels.promote(store, first_manifest, "stable")
     if way == "unpinned":
-        registered_specs.pin(store, two)
+        registered_specs.pin(store, second_manifest)
     else:
-        channels.promote(store, two, "stable")
+        channels.promote(store, second_manifest, "stable")
     marks = [] if slow else [mark_late(store, "digits@2")]
     for work in (MemoryStore.replace, MemoryStore.remove):
 
@@ -195,7 +195,7 @@ def test_versions_no_longer_served_have_the_full_grace_period(
     if way == "unpinned":
         registered_specs.unpin(store, "digits", "2")
     elif way == "promoted":
-        channels.promote(store, three, "stable")
+        channels.promote(store, third_manifest, "stable")
     else:
         channels.rollback(store, "digits", "stable")
     assert len(marks) == 1 and not marks[0]()
@@ -211,9 +211,9 @@ def test_a_proof_on_random_inputs_opens_a_proven_channel_only_if_recorded(store:
     assert channels.promote(store, manifest, "stable", random_inputs=True).move.random_inputs
     after = lookup.read_channel(store, "digits", "stable")
     assert after and after.move.random_inputs, "the history says that it was accepted"
-    unproven = publish_engines(store, [engine(store, "sm_89", status="unproven")], model="other").manifest
+    unproven_manifest = publish_engines(store, [engine(store, "sm_89", status="unproven")], model="other").manifest
     with pytest.raises(InputError, match="unproven ones"):
-        channels.promote(store, unproven, "stable", random_inputs=True)
-    attest(store, unproven, report(unproven.engines[0], "proven on random inputs"))
+        channels.promote(store, unproven_manifest, "stable", random_inputs=True)
+    attest(store, unproven_manifest, report(unproven_manifest.engines[0], "proven on random inputs"))
     with pytest.raises(InputError, match="proven on random inputs: sm_89"):
-        channels.promote(store, unproven, "stable")
+        channels.promote(store, unproven_manifest, "stable")

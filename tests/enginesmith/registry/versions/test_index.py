@@ -66,34 +66,34 @@ def test_every_writer_keeps_the_index(store: Store) -> None:
 def test_a_list_between_any_two_calls_of_a_writer_is_right(
     indexed: MemoryStore, work: Callable[[MemoryStore], None]
 ) -> None:
-    before, last = look(indexed), MemoryStore(dict(indexed.objects))
-    work(last)
+    look_before, last_store = look(indexed), MemoryStore(dict(indexed.objects))
+    work(last_store)
     for step in steps_of(indexed, work):
         store, _ = run_alone(indexed, work, kill_at=step)
         assert read_index(store) == look(store), step
-    assert before != look(last) == read_index(last)
+    assert look_before != look(last_store) == read_index(last_store)
 
 
 @pytest.mark.parametrize("work", WRITERS)
 def test_a_writer_within_a_list_is_safe(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
-    last = MemoryStore(dict(indexed.objects))
-    work(last)
-    allowed = [look(indexed), look(last)]
+    last_store = MemoryStore(dict(indexed.objects))
+    work(last_store)
+    allowed_looks = [look(indexed), look(last_store)]
     items: list = []
     for step in steps_of(indexed, read_index):
         _, _, writer = run_two(indexed, lambda store: items.append(read_index(store)), work, step)
-        assert writer.error is None and items.pop() in allowed, step
+        assert writer.error is None and items.pop() in allowed_looks, step
 
 
 def test_a_list_that_begins_within_a_writer_is_right(indexed: MemoryStore) -> None:
     """It never says what was no longer so when it began: the leases are read before the entries."""
-    last, alone = run_alone(indexed, promote)
+    last_store, lone_actor = run_alone(indexed, promote)
     items: list = []
-    for mine in range(alone.steps // 2, alone.steps, 2):
-        begun, _ = run_alone(indexed, promote, kill_at=mine + 1)
-        for theirs in (1, 4, 12, 18):
-            run_two(indexed, promote, lambda store: items.append(read_index(store)), mine, theirs)
-            assert items.pop() in (look(begun), look(last)), (mine, theirs)
+    for own_index in range(lone_actor.steps // 2, lone_actor.steps, 2):
+        start_store, _ = run_alone(indexed, promote, kill_at=own_index + 1)
+        for their_number in (1, 4, 12, 18):
+            run_two(indexed, promote, lambda store: items.append(read_index(store)), own_index, their_number)
+            assert items.pop() in (look(start_store), look(last_store)), (own_index, their_number)
 
 
 def test_two_writers_of_one_model_agree(indexed: MemoryStore) -> None:
@@ -103,28 +103,28 @@ def test_two_writers_of_one_model_agree(indexed: MemoryStore) -> None:
         channels.rollback(store, "digits", "candidate")
 
     length = len(steps_of(indexed, promote))
-    for mine in range(length // 2, length, 2):
+    for own_index in range(length // 2, length, 2):
         for theirs in (5, 20, 35, 99):
-            store, one, two = run_two(indexed, promote, there_and_back, mine, theirs)
-            assert one.error is None and two.error is None and read_index(store) == look(store), (mine, theirs)
+            store, actor, two = run_two(indexed, promote, there_and_back, own_index, theirs)
+            assert actor.error is None and two.error is None and read_index(store) == look(store), (own_index, theirs)
 
 
 def test_a_write_of_the_same_entry_counts_as_a_write(indexed: MemoryStore) -> None:
     key = index_key(index._shard_of("digits"))
-    before = indexed.objects[key]
+    object_before = indexed.objects[key]
     index.refresh_index(indexed, ["digits"])
-    assert indexed.objects[key] != before and read_index(indexed) == look(indexed)
+    assert indexed.objects[key] != object_before and read_index(indexed) == look(indexed)
 
 
 def test_the_index_can_be_created_beside_a_writer(indexed: MemoryStore) -> None:
     for key in [key for key in indexed.objects if key.startswith("index/")]:
         del indexed.objects[key]
     length = len(steps_of(indexed, promote))
-    for mine in (1, length // 2, length - 5):
-        for theirs in range(3, 72, 6):
-            store, writer, maker = run_two(indexed, promote, make_index, mine, theirs)
+    for own_number in (1, length // 2, length - 5):
+        for their_index in range(3, 72, 6):
+            store, writer, maker = run_two(indexed, promote, make_index, own_number, their_index)
             assert writer.error is None and maker.error is None
-            assert read_index(store) in (None, look(store)), (mine, theirs)
+            assert read_index(store) in (None, look(store)), (own_number, their_index)
 
 
 def test_a_dead_writer_and_a_manual_change_are_repaired(indexed: MemoryStore) -> None:

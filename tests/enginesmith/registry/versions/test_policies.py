@@ -69,14 +69,14 @@ def test_a_policys_targets_are_unique_names(store: Store, target: str, error: ty
 
 @on_each_store
 def test_every_engine_of_the_targets_needs_a_canary(store: Store) -> None:
-    one = publish(store, "a")
-    channels.promote(store, one, "stable")
+    first_manifest = publish(store, "a")
+    channels.promote(store, first_manifest, "stable")
     pair = engine(store, data=b"x"), engine(store, precision="int8", data=b"y")
     two = publish(store, "b", *pair)
     policies.write(store, "digits", "stable", ChannelPolicy(("cpu",), canary=True))
     with pytest.raises(InputError, match=r"needs a canary's PASS: run `enginesmith canary run --candidate digits@2"):
         channels.promote(store, two, "stable")
-    first, second = passed(store, two, one), passed(store, two, one, 1)
+    first, second = passed(store, two, first_manifest), passed(store, two, first_manifest, 1)
     with pytest.raises(InputError, match="none ran cpu int8 onnxruntime: run one for each"):
         channels.promote(store, two, "stable", canaries=[first])
     assert channels.promote(store, two, "stable", by="ada", canaries=[first, second]).version == "2"
@@ -92,37 +92,37 @@ def test_every_engine_of_the_targets_needs_a_canary(store: Store) -> None:
 
 
 def test_without_targets_one_pass_is_enough(store: Store) -> None:
-    one = publish(store, "a")
-    channels.promote(store, one, "stable")
+    first_manifest = publish(store, "a")
+    channels.promote(store, first_manifest, "stable")
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     two = publish(store, "b", engine(store, data=b"x"), engine(store, precision="int8", data=b"y"))
-    assert channels.promote(store, two, "stable", canaries=[passed(store, two, one)]).version == "2"
+    assert channels.promote(store, two, "stable", canaries=[passed(store, two, first_manifest)]).version == "2"
 
 
 def test_a_collection_that_marked_a_canarys_report_keeps_it_for_the_channel(store: Store) -> None:
-    one, two = publish(store, "a"), publish(store, "b")
-    channels.promote(store, one, "stable")
-    result = passed(store, two, one)
+    first_manifest, second_manifest = publish(store, "a"), publish(store, "b")
+    channels.promote(store, first_manifest, "stable")
+    result = passed(store, second_manifest, first_manifest)
     collect(store, Rules(), timedelta(days=1), delete=True)
 
     def marked() -> bool:
         return any(result.report in shard.waiting for shard in read_shards(store, read_state(store).shards).values())
 
     assert marked()
-    channels.promote(store, two, "stable", canaries=[result])
+    channels.promote(store, second_manifest, "stable", canaries=[result])
     assert not marked()
 
 
 def test_a_pass_counts_against_the_served_version_at_the_move(store: Store) -> None:
-    one, two, three = (publish(store, it) for it in "abc")
-    channels.promote(store, one, "stable")
-    result = passed(store, two, one)
-    channels.promote(store, three, "stable")
+    first_manifest, second_manifest, third_manifest = (publish(store, it) for it in "abc")
+    channels.promote(store, first_manifest, "stable")
+    result = passed(store, second_manifest, first_manifest)
+    channels.promote(store, third_manifest, "stable")
     with pytest.raises(ConflictError, match="now serves 3, not the canary's baseline"):
-        channels.promote(store, two, "stable", canaries=[result])
-    lost = CanaryPass("0" * 64, result.engine, three.digest)
+        channels.promote(store, second_manifest, "stable", canaries=[result])
+    lost_pass = CanaryPass("0" * 64, result.engine, third_manifest.digest)
     with pytest.raises(IntegrityError, match="canary report 0000"):
-        channels.promote(store, two, "stable", canaries=[lost])
+        channels.promote(store, second_manifest, "stable", canaries=[lost_pass])
 
 
 def test_a_blob_without_a_pass_is_refused(store: Store) -> None:
@@ -136,9 +136,9 @@ def test_a_policy_edited_by_hand_is_refused_and_reported(store: Store) -> None:
     policies.write(store, "digits", "stable", ChannelPolicy(("cpu",)))
     key = policy_key("digits", "stable")
     document = json.loads(store.read(key) or b"")
-    for edited in ({**document, "extra": 1}, {**document, "canary": "no"}, {}, {**document, "format": 2}):
-        store.replace(key, json.dumps(edited).encode(), store.read(key))
-        remedy = "upgrade enginesmith$" if edited.get("format") == 2 else "enginesmith registry policy set"
+    for edited_fields in ({**document, "extra": 1}, {**document, "canary": "no"}, {}, {**document, "format": 2}):
+        store.replace(key, json.dumps(edited_fields).encode(), store.read(key))
+        remedy = "upgrade enginesmith$" if edited_fields.get("format") == 2 else "enginesmith registry policy set"
         with pytest.raises(IntegrityError, match=f"policy of digits:stable.*{remedy}"):
             channels.promote(store, manifest, "stable")
         assert [(problem.kind, problem.what) for problem in verify(store).problems] == [("edited", key)]
@@ -147,10 +147,10 @@ def test_a_policy_edited_by_hand_is_refused_and_reported(store: Store) -> None:
 
 
 def test_history(store: Store) -> None:
-    one, two = publish(store, "a"), publish(store, "b")
-    channels.promote(store, one, "candidate", by="ada", why="first")
-    channels.promote(store, two, "stable", by="ada")
-    channels.promote(store, one, "stable", by="bob")
+    first_manifest, second_manifest = publish(store, "a"), publish(store, "b")
+    channels.promote(store, first_manifest, "candidate", by="ada", why="first")
+    channels.promote(store, second_manifest, "stable", by="ada")
+    channels.promote(store, first_manifest, "stable", by="bob")
     channels.rollback(store, "digits", "stable", by="eve", why="slow")
     rows = history(store, parse_reference("digits:stable"))
     assert [(row.move.version, row.move.by, row.move.action) for row in rows] == [
@@ -158,7 +158,7 @@ def test_history(store: Store) -> None:
         ("1", "bob", "promote"),
         ("2", "eve", "rollback"),
     ]
-    assert rows[2].move.why == "slow" and all(row.report == one.report for row in rows)
+    assert rows[2].move.why == "slow" and all(row.report == first_manifest.report for row in rows)
     assert [row.move.by for row in history(store, parse_reference("digits:stable"), 1)] == ["eve"]
     assert {row.channel for row in history(store, parse_reference("digits"))} == {"candidate", "stable"}
     for text, words in (("digits@1", "only channels"), ("digits:no", "channels of digits: candidate, stable")):

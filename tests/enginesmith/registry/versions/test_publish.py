@@ -33,50 +33,50 @@ from tests.enginesmith.registry.fault_runs import die_at_write
 
 @on_each_store
 def test_versions_count_up_and_can_be_read(store: Store) -> None:
-    first = publish_engines(store, [engine(store)], "a", others=[refusal()])
+    first_manifest = publish_engines(store, [engine(store)], "a", others=[refusal()])
     second = publish_engines(store, [engine(store)], "b")
-    assert (first.version, second.version, first.existed, second.existed) == ("1", "2", False, False)
-    assert lookup.load(store, "digits", "1") == first.manifest
-    assert [entry.status for entry in first.manifest.engines] == ["proven", "refused"]
-    assert first.digest == first.manifest.digest != second.digest
+    assert (first_manifest.version, second.version, first_manifest.existed, second.existed) == ("1", "2", False, False)
+    assert lookup.load(store, "digits", "1") == first_manifest.manifest
+    assert [entry.status for entry in first_manifest.manifest.engines] == ["proven", "refused"]
+    assert first_manifest.digest == first_manifest.manifest.digest != second.digest
 
 
 @on_each_store
 def test_repeated_content_gives_the_same_version(store: Store) -> None:
-    first = publish_engines(store, [engine(store)], "a")
-    before = sorted(store.list())
-    again = publish_engines(store, [engine(store)], "a")
-    assert again.existed and again.manifest == first.manifest and sorted(store.list()) == before
+    first_manifest = publish_engines(store, [engine(store)], "a")
+    keys_before = sorted(store.list())
+    manifest = publish_engines(store, [engine(store)], "a")
+    assert manifest.existed and manifest.manifest == first_manifest.manifest and sorted(store.list()) == keys_before
 
 
 def test_older_content_is_found_behind_a_newer_version(store: Store) -> None:
     publish_engines(store, [engine(store)], "a")
     publish_engines(store, [engine(store)], "b")
-    again = publish_engines(store, [engine(store)], "a")
-    assert again.existed and again.version == "1"
+    second_manifest = publish_engines(store, [engine(store)], "a")
+    assert second_manifest.existed and second_manifest.version == "1"
     channel = channel_state.read_channel(store, "digits", "candidate")
     assert channel is not None and [move.version for move in read_history(store, channel).moves] == ["1", "2", "1"]
 
 
 def test_a_unit_with_another_result_gives_another_version(store: Store) -> None:
     publish_engines(store, [engine(store)], "a", others=[replace(refusal("sm_89"), status="failed", reason="timeout")])
-    repaired = publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "a")
-    assert (repaired.version, repaired.existed) == ("2", False)
+    repaired_manifest = publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "a")
+    assert (repaired_manifest.version, repaired_manifest.existed) == ("2", False)
 
 
 def test_other_bytes_from_equal_inputs_give_the_same_version_while_it_exists(store: Store) -> None:
-    first = publish_engines(store, [engine(store, data=b"one build")], "a")
+    first_manifest = publish_engines(store, [engine(store, data=b"one build")], "a")
     assert publish_engines(store, [engine(store, data=b"another")], "a").existed
-    store.remove(blob_key(str(first.manifest.engines[0].digest)))
-    rebuilt = publish_engines(store, [engine(store, data=b"another")], "a")
-    assert (rebuilt.version, rebuilt.existed) == ("2", False)
+    store.remove(blob_key(str(first_manifest.manifest.engines[0].digest)))
+    rebuilt_manifest = publish_engines(store, [engine(store, data=b"another")], "a")
+    assert (rebuilt_manifest.version, rebuilt_manifest.existed) == ("2", False)
 
 
 def test_a_damaged_version_is_replaced_by_the_next_and_a_wanted_one_refused(store: Store) -> None:
     for expected in (None, "1.0"):
-        published = publish_engines(store, [engine(store)], "a", version=expected, channel=None)
-        data = published.manifest.to_bytes()
-        assert store.replace(manifest_key("digits", published.version), data.replace(b"proven", b"failed", 1), data)
+        manifest = publish_engines(store, [engine(store)], "a", version=expected, channel=None)
+        data = manifest.manifest.to_bytes()
+        assert store.replace(manifest_key("digits", manifest.version), data.replace(b"proven", b"failed", 1), data)
     assert publish_engines(store, [engine(store)], "a").version == "2"
     with pytest.raises(IntegrityError, match="edited by hand"):
         publish_engines(store, [engine(store)], "a", version="1.0")
@@ -88,19 +88,19 @@ def test_a_version_of_a_run_killed_before_its_record_is_found(store: Store) -> N
     for key in list(store.list("records/publish/")):
         assert store.replace(key, b"", store.read(key))
     actual = find_published(store, replace(draft(store, "a"), engines=(engine(store),)))
-    again = publish_engines(store, [engine(store)], "a")
-    assert actual == again.manifest and (again.version, again.existed) == ("1", True)
+    second_manifest = publish_engines(store, [engine(store)], "a")
+    assert actual == second_manifest.manifest and (second_manifest.version, second_manifest.existed) == ("1", True)
 
 
 @on_each_store
 def test_a_version_missing_in_the_next_listing_is_not_published_again(store, monkeypatch):
-    first = publish_engines(store, [engine(store)], "a")
+    first_manifest = publish_engines(store, [engine(store)], "a")
     for key in list(store.list("records/publish/")):
         assert store.replace(key, b"", store.read(key))
-    highest = iter([1, 0])
-    monkeypatch.setattr("enginesmith.registry.versions.publish._highest_number", lambda *_: next(highest, 1))
-    again = publish_engines(store, [engine(store)], "a")
-    assert again.existed and again.manifest == first.manifest
+    highest_iterator = iter([1, 0])
+    monkeypatch.setattr("enginesmith.registry.versions.publish._highest_number", lambda *_: next(highest_iterator, 1))
+    second_manifest = publish_engines(store, [engine(store)], "a")
+    assert second_manifest.existed and second_manifest.manifest == first_manifest.manifest
 
 
 def test_a_wanted_version_is_used_kept_and_never_changed(store: Store) -> None:
@@ -125,24 +125,24 @@ def test_publication_requires_all_blobs(store: Store) -> None:
 
 
 def test_publication_of_an_engine_requires_its_own_proof(store: Store) -> None:
-    one, other = engine(store, data=b"one"), engine(store, "sm_89", status="unproven")
+    one_engine, other_engine = engine(store, data=b"one"), engine(store, "sm_89", status="unproven")
     for entry, proof in (
-        (one, approval(other)),
-        (replace(one, status="unproven"), approval(one)),
-        (replace(other, status="proven"), approval(other)),
-        (replace(one, precision="int8"), approval(one)),
+        (one_engine, approval(other_engine)),
+        (replace(one_engine, status="unproven"), approval(one_engine)),
+        (replace(other_engine, status="proven"), approval(other_engine)),
+        (replace(one_engine, precision="int8"), approval(one_engine)),
     ):
         with pytest.raises(InputError, match="the proof of another one"):
             publish(store, draft(store), [(entry, proof)])
-    for entry in (one, other, replace(one, status="failed")):
+    for entry in (one_engine, other_engine, replace(one_engine, status="failed")):
         with pytest.raises(InputError, match="no approved report"):
             publish(store, draft(store), [], [entry])
     assert lookup.versions(store, "digits") == []
 
 
 def test_a_refusing_channel_does_not_undo_the_version(store: Store) -> None:
-    published = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
-    assert published.version == "1" and "enginesmith validate digits@1" in str(published.channel_refusal)
+    manifest = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
+    assert manifest.version == "1" and "enginesmith validate digits@1" in str(manifest.channel_refusal)
     assert channel_state.read_channel(store, "digits", "stable") is None
     none_usable = publish_engines(store, [], "b", others=[refusal()])
     assert "no usable engine" in str(none_usable.channel_refusal)
@@ -188,8 +188,8 @@ def test_one_of_several_racing_publishers_succeeds_and_the_others_get_an_error(s
             store.create(f"won/{number}", b"")
 
     run_together(partial(publish_named, number) for number in range(16))
-    (won,) = store.children("won/")
-    assert lookup.load(store, "digits", "1.0").content == draft(store, int(won)).content
+    (winning_children,) = store.children("won/")
+    assert lookup.load(store, "digits", "1.0").content == draft(store, int(winning_children)).content
 
 
 @pytest.mark.slow
@@ -201,10 +201,10 @@ def test_a_killed_publication_leaves_no_half_version_and_the_next_run_completes(
 
 def kill_all(folder: str) -> None:
     """SIGKILL before the 1st, 2nd, 3rd ... file operation of a publication, until one is not killed any more."""
-    before = Path(folder, "before")
-    publish_engines(first := open_store(before, create=True), [engine(first)], "before")
+    path_before = Path(folder, "before")
+    publish_engines(first_store := open_store(path_before, create=True), [engine(first_store)], "before")
     for step in range(1, 1000):
-        root = shutil.copytree(before, Path(folder, str(step)))
+        root = shutil.copytree(path_before, Path(folder, str(step)))
         status = os.waitpid(in_child(lambda root=root, step=step: _publish_until(root, step)), 0)[1]
         store = open_store(root, create=True)
         result = verify(store)
@@ -232,8 +232,8 @@ def _publish_until(root: Path, step: int) -> None:
 
 
 def test_a_named_version_without_its_engine_does_not_count_as_published(store: Store) -> None:
-    first = publish_engines(store, [engine(store, data=b"one")], version="1.0")
-    store.remove(blob_key(str(first.manifest.engines[0].digest)))
+    first_manifest = publish_engines(store, [engine(store, data=b"one")], version="1.0")
+    store.remove(blob_key(str(first_manifest.manifest.engines[0].digest)))
     with pytest.raises(IntegrityError, match=r"digits@1\.0 has lost its engine cpu fp32"):
         publish_engines(store, [engine(store, data=b"two")], version="1.0")
     publish_engines(store, [engine(store, data=b"one")], version="1.0")

@@ -38,29 +38,29 @@ def test_documents_over_the_limit_are_not_packed(monkeypatch: pytest.MonkeyPatch
     key = f"{Snapshot('digits', '1', {}).prefix}manifest.json"
     with monkeypatch.context() as limits:
         limits.setattr(lookup, "MAX_DOCUMENTS_BYTES", 8)
-        packed = [channel_writes.pack_snapshot(Snapshot("digits", "1", {key: b"x" * size})) for size in (8, 9)]
-    assert parse_snapshot(packed[0] or b"").documents == {key: b"x" * 8} and packed[1] is None
+        packed_data = [channel_writes.pack_snapshot(Snapshot("digits", "1", {key: b"x" * size})) for size in (8, 9)]
+    assert parse_snapshot(packed_data[0] or b"").documents == {key: b"x" * 8} and packed_data[1] is None
 
 
 @on_each_store
 def test_a_channel_names_the_documents_of_its_version(store: Store) -> None:
-    one, two = published(store, b"one"), published(store, b"two")
+    first_manifest, second_manifest = published(store, b"one"), published(store, b"two")
     documents = parse_snapshot(store.read_blob(snapshot(store)))
     key = f"{documents.prefix}manifest.json"
-    assert documents.documents == {key: store.read(key)} and list(state(store).snapshots) == [two.digest]
+    assert documents.documents == {key: store.read(key)} and list(state(store).snapshots) == [second_manifest.digest]
     channels.rollback(store, "digits", "stable")
-    assert list(state(store).snapshots) == [one.digest] and located(store) == "1"
+    assert list(state(store).snapshots) == [first_manifest.digest] and located(store) == "1"
     assert verify(store).problems == ()
 
 
 def test_evidence_enters_the_snapshots_of_all_channels_of_its_version(store: Store) -> None:
-    one = published(store, b"one")
-    channels.promote(store, one, "candidate")
-    add_attestation(store, one, report(one.engines[0], "failed"))
+    manifest = published(store, b"one")
+    channels.promote(store, manifest, "candidate")
+    add_attestation(store, manifest, report(manifest.engines[0], "failed"))
     for name in ("stable", "candidate"):
         result = VersionLocator(store).locate(parse_reference(f"digits:{name}"))
         assert result.documents is not None
-        (key,) = result.documents.list(f"models/digits/versions/{one.version}/attestations/")
+        (key,) = result.documents.list(f"models/digits/versions/{manifest.version}/attestations/")
         assert result.documents.read(key) == store.read(key) is not None
     assert verify(store).problems == ()
 
@@ -81,11 +81,11 @@ def test_a_state_with_an_expired_lease_is_not_written(monkeypatch: pytest.Monkey
 
 def test_evidence_of_a_disconnected_writer_enters_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
-    one = published(store, b"one")
+    manifest = published(store, b"one")
     with monkeypatch.context() as context:
         context.setattr(publish, "refresh_version", Mock(side_effect=UnavailableError("503")))
         with pytest.raises(UnavailableError):
-            _attest(store, one)
+            _attest(store, manifest)
     assert not verify(store).sound
     store.clock.now += PUBLISHING
     collect(store, delete=True)
@@ -95,30 +95,30 @@ def test_evidence_of_a_disconnected_writer_enters_the_snapshot(monkeypatch: pyte
 def test_evidence_enters_the_snapshot_after_a_lost_race_and_response(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faster writer's snapshot may be older: it stood still between reading the evidence and writing the state."""
     store, swap = MemoryStore(), MemoryStore.replace
-    one = published(store, b"one")
-    faster = [replace(state(store), revision=state(store).revision + 1)]
+    manifest = published(store, b"one")
+    faster_states = [replace(state(store), revision=state(store).revision + 1)]
 
     def lose_both(store: MemoryStore, key: str, data: bytes, expected: bytes | None) -> bool:
-        if key == KEY and faster:
-            assert swap(store, key, faster.pop().to_bytes(), expected)
+        if key == KEY and faster_states:
+            assert swap(store, key, faster_states.pop().to_bytes(), expected)
             raise UndecidedError("the response was lost")
         return swap(store, key, data, expected)
 
     monkeypatch.setattr(MemoryStore, "replace", lose_both)
-    _attest(store, one)
-    assert not faster and verify(store).problems == ()
+    _attest(store, manifest)
+    assert not faster_states and verify(store).problems == ()
 
 
 def test_evidence_during_a_move_enters_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     store, keep = MemoryStore(), versions_state.keep_history
-    one, _ = published(store, b"one"), published(store, b"two")
+    manifest, _ = published(store, b"one"), published(store, b"two")
 
     def attest_before(store: MemoryStore, channel: Channel) -> None:
-        _attest(store, one)
+        _attest(store, manifest)
         keep(store, channel)
 
     monkeypatch.setattr(versions_state, "keep_history", attest_before)
-    channels.promote(store, one, "stable")
+    channels.promote(store, manifest, "stable")
     assert verify(store).problems == ()
 
 
@@ -128,7 +128,7 @@ def _attest(store: MemoryStore, manifest: Manifest) -> None:
 
 def test_only_these_functions_add_evidence() -> None:
     """Whoever else attached a report or a signature would leave snapshots without it."""
-    bare = (
+    bare_texts = (
         "attestations import attest",
         "import attach_latency",
         "signing import sign",
@@ -136,7 +136,7 @@ def test_only_these_functions_add_evidence() -> None:
     )
     for package in ("pipeline", "validation", "builders"):
         for path in (Path(__file__).parents[4] / package).rglob("*.py"):
-            assert not [line for line in path.read_text().splitlines() if line.strip().endswith(bare)], path
+            assert not [line for line in path.read_text().splitlines() if line.strip().endswith(bare_texts)], path
 
 
 def test_a_lost_or_damaged_snapshot_costs_requests_and_is_repaired(store: Store) -> None:
@@ -155,10 +155,10 @@ def test_a_lost_or_damaged_snapshot_costs_requests_and_is_repaired(store: Store)
 
 
 def test_a_snapshot_that_lacks_evidence_is_reported_and_repaired(store: Store) -> None:
-    one = published(store, b"one")
-    old = store.read(KEY)
-    add_attestation(store, one, report(one.engines[0]))
-    overwrite(store, KEY, old or b"")
+    manifest = published(store, b"one")
+    old_content = store.read(KEY)
+    add_attestation(store, manifest, report(manifest.engines[0]))
+    overwrite(store, KEY, old_content or b"")
     (problem,) = verify(store).problems
     assert problem.kind == "stale" and "does not have the same documents as version 1" in problem.detail
     assert repair(store, verify(store)).channels == ("digits:stable",)
@@ -194,11 +194,11 @@ def test_versions_with_much_evidence_are_served_without_a_snapshot(monkeypatch: 
 
 
 def test_damaged_evidence_enters_no_snapshot(store: Store) -> None:
-    one = published(store, b"one")
-    digest = add_attestation(store, one, report(one.engines[0]))
-    before = state(store)
-    overwrite(store, attestation_key("digits", "1", str(one.engines[0].digest), digest), b"{}")
+    manifest = published(store, b"one")
+    digest = add_attestation(store, manifest, report(manifest.engines[0]))
+    state_before = state(store)
+    overwrite(store, attestation_key("digits", "1", str(manifest.engines[0].digest), digest), b"{}")
     assert {problem.kind for problem in verify(store).problems} == {"edited"}
     repair(store, verify(store))
-    add_attestation(store, one, report(one.engines[0], host="there"))
-    assert state(store) == before and located(store) == "1"
+    add_attestation(store, manifest, report(manifest.engines[0], host="there"))
+    assert state(store) == state_before and located(store) == "1"

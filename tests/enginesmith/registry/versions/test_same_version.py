@@ -37,9 +37,9 @@ def entries(store: Store) -> list[EngineEntry]:
 
 @pytest.mark.parametrize("store", ["file", "s3"], indirect=True)
 def test_equal_engines_and_proofs_repeat_the_existing_version(store: Store, entries: list[EngineEntry]) -> None:
-    first = published(store, entries)
-    assert find_same(store, again(store, entries), proofs(entries)) == first
-    assert find_same(store, again(store, entries), proofs(entries), "1") == first
+    first_manifest = published(store, entries)
+    assert find_same(store, again(store, entries), proofs(entries)) == first_manifest
+    assert find_same(store, again(store, entries), proofs(entries), "1") == first_manifest
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
@@ -47,37 +47,37 @@ def test_another_engine_status_or_proof_is_another_version(store: Store, entries
     published(store, entries)
     cpu, gpu = entries
     other = engine(store, data=b"other bytes")
-    for changed in ([other, gpu], [replace(cpu, status="unproven"), gpu], [replace(cpu, notes=("slow",)), gpu], [cpu]):
-        assert find_same(store, again(store, changed), proofs(changed)) is None
-    first, second = proofs(entries)
-    check = replace(first.checks[0], limit=50.0)
-    for report_of_cpu in (replace(first, checks=(check,)), replace(first, golden="1" * 64)):
-        assert find_same(store, again(store, entries), [report_of_cpu, second]) is None
+    for engines in ([other, gpu], [replace(cpu, status="unproven"), gpu], [replace(cpu, notes=("slow",)), gpu], [cpu]):
+        assert find_same(store, again(store, engines), proofs(engines)) is None
+    first_proof, second_proof = proofs(entries)
+    check = replace(first_proof.checks[0], limit=50.0)
+    for report_of_cpu in (replace(first_proof, checks=(check,)), replace(first_proof, golden="1" * 64)):
+        assert find_same(store, again(store, entries), [report_of_cpu, second_proof]) is None
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
 def test_later_proofs_count_and_toolchains_do_not(store, entries, monkeypatch):
     monkeypatch.setattr("tests.enginesmith.registries.draft", lambda *_: replace(draft(store), spec=SPEC))
-    first = published(store, entries)
-    moved = SPEC | {"source": {"torch": "b.py"}, "golden": {"data": "b.npz", "metric": None}}
-    timed = SPEC | {"validation": {"latency": {"seconds": 1.0}}}
-    for spec in (moved, timed):
-        assert find_same(store, again(store, entries, spec=spec), proofs(entries)) == first
-    limited = SPEC | {"validation": {"limits": {"fp16": {"engine": {"max_abs": 1.0}}}}}
+    first_manifest = published(store, entries)
+    moved_spec = SPEC | {"source": {"torch": "b.py"}, "golden": {"data": "b.npz", "metric": None}}
+    timed_spec = SPEC | {"validation": {"latency": {"seconds": 1.0}}}
+    for spec in (moved_spec, timed_spec):
+        assert find_same(store, again(store, entries, spec=spec), proofs(entries)) == first_manifest
+    limited_spec = SPEC | {"validation": {"limits": {"fp16": {"engine": {"max_abs": 1.0}}}}}
     metric = SPEC | {"golden": {"data": "a.npz", "metric": {"name": "accuracy", "floor": 0.9}}}
-    for spec in (limited, metric, SPEC | {"dims": {"batch": {"max": 4}}}):
+    for spec in (limited_spec, metric, SPEC | {"dims": {"batch": {"max": 4}}}):
         assert find_same(store, again(store, entries, spec=spec), proofs(entries)) is None
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
 def test_only_the_newest_undamaged_version_counts(store: Store, entries: list[EngineEntry]) -> None:
-    first = published(store, entries)
+    first_manifest = published(store, entries)
     assert find_same(store, again(store, entries), proofs(entries), "2.0") is None, "a new name was asked for"
-    flip(store, str(first.engines[0].report))
+    flip(store, str(first_manifest.engines[0].report))
     assert find_same(store, again(store, entries), proofs(entries)) is None
-    store.remove(blob_key(str(first.engines[0].report)))
+    store.remove(blob_key(str(first_manifest.engines[0].report)))
     assert find_same(store, again(store, entries), proofs(entries)) is None
     engine(store)
-    assert find_same(store, again(store, entries), proofs(entries)) == first
+    assert find_same(store, again(store, entries), proofs(entries)) == first_manifest
     publish_engines(store, [engine(store, data=b"newer")], "c")
     assert find_same(store, again(store, entries), proofs(entries)) is None

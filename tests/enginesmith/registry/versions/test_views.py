@@ -61,8 +61,8 @@ def test_damaged_documents_do_not_hide_others() -> None:
         publish_engines(store, [entry], content)
     store.objects[manifest_key("digits", "1")] = b"{"
     store.objects[channel_key("digits", "stable")] = b"{"
-    one, two = list_versions(store, "digits", limit=9)
-    assert "is not JSON" in (one.damage or "") and one.engines == {} and "damage" not in two.to_json()
-    assert (two.engines, two.channels) == ({"proven": 1}, {"candidate": "2"})
+    one, second_version = list_versions(store, "digits", limit=9)
+    assert "is not JSON" in (one.damage or "") and one.engines == {} and "damage" not in second_version.to_json()
+    assert (second_version.engines, second_version.channels) == ({"proven": 1}, {"candidate": "2"})
     assert list_models(store)[0].channels == {"candidate": "2", "stable": "(unreadable)"}
     assert show_version(store, parse_reference("digits@2")).channels == ("candidate",)

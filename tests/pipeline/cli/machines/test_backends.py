@@ -18,8 +18,8 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_table_fits_a_hundred_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")  # what a pipe is taken for; the table is not squeezed into that
-    lines = (out := said(capsys)).splitlines()
-    assert "[tensorrt]" in out and "…" not in out, "markup would swallow it"
+    lines = (out_lines := said(capsys)).splitlines()
+    assert "[tensorrt]" in out_lines and "…" not in out_lines, "markup would swallow it"
     table = [line for line in lines if "is not installed:" not in line]
     assert max(map(len, table)) <= 100
     assert table[0].rstrip().endswith("runs here")
@@ -33,8 +33,8 @@ def test_no_column_is_truncated_on_a_terminal(capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in said(capsys).splitlines()]
     if columns == "80":  # too narrow for a table: a block for each
-        first = lines.index("backend    onnxruntime")
-        assert lines[first + 4 : first + 6] == ["rebuild    same bytes", "runs here  cpu"]
+        first_index = lines.index("backend    onnxruntime")
+        assert lines[first_index + 4 : first_index + 6] == ["rebuild    same bytes", "runs here  cpu"]
         return
     assert lines[0].split()[-3:] == ["rebuild", "runs", "here"]
     row = next(line for line in lines if line.startswith("onnxruntime "))
@@ -59,9 +59,9 @@ def test_every_fact_is_in_the_json(capsys):
 
 
 def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
-    out = said(capsys, "tensorrt-rtx")
-    assert "option tf32: false" in out and "10 mantissa bits" in out
-    assert "builds for sm_75: fp16 int8" in out and "onnxruntime" not in out
+    lines = said(capsys, "tensorrt-rtx")
+    assert "option tf32: false" in lines and "10 mantissa bits" in lines
+    assert "builds for sm_75: fp16 int8" in lines and "onnxruntime" not in lines
     assert exit_code("backends", "list", "onnxrun") == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
 
 

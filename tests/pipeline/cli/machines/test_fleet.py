@@ -29,25 +29,25 @@ planned: {tensorrt: "11.4"}
 @pytest.fixture
 def place(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a registry, the nodes of a cluster and a catalog."""
-    full = {"status": "proven", "backend": "tensorrt"}
+    full_fields = {"status": "proven", "backend": "tensorrt"}
     published(
         store,
         "digits",
         [
             built(store, "l4", "int8", "proven"),
             built(store, "a100"),
-            built(store, "h200", **full),
-            built(store, "t4", **full),
+            built(store, "h200", **full_fields),
+            built(store, "t4", **full_fields),
         ],
         targets=["t4", "a100", "l4", "h200", "sm_100", "sm_120"],
         others=[without_engine(store, "sm_120", "refused", "no such kernel")],
     )
     published(store, "ranker", [built(store, "sm_89", status="proven")], targets=["sm_89"], channel="stable")
-    alike = [{**nodes.WHOLE["l4"], "metadata": {**nodes.WHOLE["l4"]["metadata"], "name": f"l4-{i}"}} for i in (1, 2)]
-    tainted = nodes.node("l4-3", nodes.L4_LABELS, gpus=1, cordoned=True, taints=[nodes.GPU_TAINT])
+    fields = [{**nodes.WHOLE["l4"], "metadata": {**nodes.WHOLE["l4"]["metadata"], "name": f"l4-{i}"}} for i in (1, 2)]
+    tainted_node = nodes.node("l4-3", nodes.L4_LABELS, gpus=1, cordoned=True, taints=[nodes.GPU_TAINT])
     a100 = nodes.node("a100-new", nodes.gfd(nodes.A100, "8.0", 81920, "580.95.05", "13.0", "ampere", 8), gpus=8)
-    every = [a100, *nodes.WHOLE.values(), *alike, tainted, nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED]
-    text = json.dumps({"kind": "NodeList", "items": [*every, nodes.NO_GFD, nodes.MIG_INVALID, nodes.CPU]})
+    a100s = [a100, *nodes.WHOLE.values(), *fields, tainted_node, nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED]
+    text = json.dumps({"kind": "NodeList", "items": [*a100s, nodes.NO_GFD, nodes.MIG_INVALID, nodes.CPU]})
     (tmp_path / "nodes.json").write_text(text)
     (tmp_path / "catalog.yaml").write_text(CATALOG)
     monkeypatch.chdir(tmp_path)

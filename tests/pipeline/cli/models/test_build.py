@@ -27,16 +27,16 @@ def test_an_unknown_selection_is_refused(project: Project, words: tuple[str, ...
 
 
 def test_a_partial_build_moves_no_channel_and_names_the_command(built: Project) -> None:
-    before = built.run("registry", "history", "tiny:candidate").out
+    output_before = built.run("registry", "history", "tiny:candidate").out
     result = built.run("build", built.spec, "--target", "cpu", "--precision", "fp32")
     assert result.code == 0 and "tiny@2 published\n" in result.out
     assert (
         "channel candidate did not move: this run built only cpu; fp32, not the whole spec; to move it, run "
         "`enginesmith promote tiny@2 tiny:candidate`, with --accept-loss if nodes lose" in result.err
     )
-    again = built.build("--target", "cpu", "--precision", "fp32").json
-    assert (again["version"], again["channel"], again["narrowed"]) == ("2", None, "cpu; fp32")
-    assert built.run("registry", "history", "tiny:candidate").out == before
+    json = built.build("--target", "cpu", "--precision", "fp32").json
+    assert (json["version"], json["channel"], json["narrowed"]) == ("2", None, "cpu; fp32")
+    assert built.run("registry", "history", "tiny:candidate").out == output_before
     refused = built.run("promote", "tiny@2", "tiny:candidate")
     assert refused.code == 2 and "tiny@2 has nothing for cpu int8, sm_75 int8, sm_89 fp32, " in refused.err
     assert built.run("promote", "tiny@2", "tiny:candidate", "--accept-loss").code == 0

@@ -13,20 +13,20 @@ from tests.pipeline.projects import SPEC, Project, arrays, weights, write_data, 
 
 def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: Project) -> None:
     built.spec.write_text("# kept as it is\n" + built.spec.read_text())
-    first = built.run("debug", "golden", "accept", built.spec, "--json")
-    assert first.code == 0, first.err
-    assert load_spec(built.spec).golden.frozen == first.json["digest"]
+    first_result = built.run("debug", "golden", "accept", built.spec, "--json")
+    assert first_result.code == 0, first_result.err
+    assert load_spec(built.spec).golden.frozen == first_result.json["digest"]
     assert built.spec.read_text().startswith("# kept as it is\n")
     assert "cached" in built.run("debug", "golden", "make", built.spec).err
     write_model(built.folder / "tiny.onnx", weights() | {"w2": weights()["w2"] * np.float32(1.25)})
-    stale = built.run("build", built.spec)
-    assert stale.code == 2
-    assert re.search(r"of 9 cases have other expected outputs; logits: by up to \d", stale.err)
-    assert f"enginesmith debug golden accept {built.spec}" in stale.err
-    accepted = built.run("debug", "golden", "accept", built.spec, "--json").json
-    assert accepted["before"] == first.json["digest"] and "other expected outputs" in accepted["change"]
+    stale_result = built.run("build", built.spec)
+    assert stale_result.code == 2
+    assert re.search(r"of 9 cases have other expected outputs; logits: by up to \d", stale_result.err)
+    assert f"enginesmith debug golden accept {built.spec}" in stale_result.err
+    json = built.run("debug", "golden", "accept", built.spec, "--json").json
+    assert json["before"] == first_result.json["digest"] and "other expected outputs" in json["change"]
     assert built.run("debug", "golden", "make", built.spec).code == 0
-    message = built.run("debug", "golden", "diff", "tiny@1", accepted["digest"], "--json").json
+    message = built.run("debug", "golden", "diff", "tiny@1", json["digest"], "--json").json
     assert (message["same"], message["inputs"], len(message["expected"])) == (False, [], 9)
 
 
@@ -35,8 +35,8 @@ def test_changes_of_an_unfrozen_golden_set_are_reported(built: Project) -> None:
     result = built.run("debug", "golden", "make", built.spec)
     assert result.code == 0 and "golden set: changed since the last run: " in result.err
     assert "cases have other inputs" in result.out
-    again = built.run("debug", "golden", "make", built.spec, "--json")
-    assert "changed" not in again.err and again.json["change"] is None
+    second_result = built.run("debug", "golden", "make", built.spec, "--json")
+    assert "changed" not in second_result.err and second_result.json["change"] is None
 
 
 def test_golden_data_in_a_folder_is_read_and_its_changes_are_detected(project: Project) -> None:
@@ -78,9 +78,9 @@ def test_freezing_changes_one_entry_of_the_spec(project: Project, flow: bool) ->
 
 
 def test_freezing_makes_no_new_version(project: Project) -> None:
-    before = resolved_spec(load_spec(project.spec))
+    spec_before = resolved_spec(load_spec(project.spec))
     write_frozen(project.spec, "a" * 64)
-    assert resolved_spec(load_spec(project.spec)) == before
+    assert resolved_spec(load_spec(project.spec)) == spec_before
 
 
 def test_a_spec_without_golden_data_has_nothing_to_freeze(project: Project) -> None:

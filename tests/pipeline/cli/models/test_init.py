@@ -114,10 +114,10 @@ def test_a_branch_input_becomes_a_constant_if_all_requests_agree(dtype, values, 
 def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halving(tmp_path / "net.onnx")
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype("f4"))
-    before = sorted(tmp_path.iterdir())
+    paths_before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(np, "savez_compressed", raising(KeyboardInterrupt()))
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 130
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(tmp_path.iterdir()) == paths_before
 
 
 def test_a_colon_in_a_file_name_is_no_entry_point(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_unconnected_graphs_are_reported(tmp_path: Path, capsys: pytest.CaptureF
         f"{name}.{key}": (4, 6, 8)[:rank] for name in ("encoder", "other") for key, rank in (("x", 3), ("attention", 2))
     }
     np.savez(folder / "golden.npz", **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    loaded = load_ensemble(folder / "encoder.yaml").spec
-    assert (loaded.connections, loaded.outputs) == ({}, ("encoder.hidden", "other.hidden"))
+    loaded_spec = load_ensemble(folder / "encoder.yaml").spec
+    assert (loaded_spec.connections, loaded_spec.outputs) == ({}, ("encoder.hidden", "other.hidden"))
     onnx.save(build("float[b] t", "float[b] r", "r = Abs(t)", {}), folder / "n.onnx")
     assert init(*(f"{name}={folder / 'n.onnx'}" for name in ("c", "d")), "--out", folder / "unclear.yaml") == 0
     assert "  # FILL_IN: nothing shows what connects d; it takes t float32" in (folder / "unclear.yaml").read_text()
@@ -208,11 +208,11 @@ def test_outputs_that_look_like_states_propose_no_metric(tmp_path: Path) -> None
 
 
 def test_a_metric_of_the_ensemble_follows_its_last_graph(tmp_path: Path) -> None:
-    ends, hidden = "int64[batch,places] ids, float[batch,places,16] hidden", "float[batch,places,16] hidden"
+    end_text, hidden_text = "int64[batch,places] ids, float[batch,places,16] hidden", "float[batch,places,16] hidden"
     weights = {"w": np.zeros((16, 2000), np.float32)}
-    decoder = build(ends, "float[batch,places,2000] logits", "logits = MatMul(hidden, w)", weights)
+    decoder = build(end_text, "float[batch,places,2000] logits", "logits = MatMul(hidden, w)", weights)
     onnx.save(decoder, tmp_path / "decoder.onnx")
-    onnx.save(build("float[batch,places,16] x", hidden, "hidden = Relu(x)", {}), tmp_path / "encoder.onnx")
+    onnx.save(build("float[batch,places,16] x", hidden_text, "hidden = Relu(x)", {}), tmp_path / "encoder.onnx")
     files = [tmp_path / f"{name}.onnx" for name in ("encoder", "decoder")]
     assert init(*files, "--out", tmp_path / "whole.yaml") == 0
     metric = "labels: ARRAY, metric: {name: tokens, output: decoder.logits, floor: 0.99}"
@@ -226,8 +226,8 @@ def test_masks_are_shared_and_ambiguous_outputs_are_asked(tmp_path: Path) -> Non
             tmp_path / name, nodes, *([value(key, ["n", 4]) for key in keys] for keys in ((*inputs, mask), outputs))
         )
 
-    first = sums("first.onnx", ["x"], ["a", "b"], "mask")
-    assert init(first, sums("second.onnx", ["y"], ["z"], "input_mask"), "--out", tmp_path / "both.yaml") == 0
+    first_sums = sums("first.onnx", ["x"], ["a", "b"], "mask")
+    assert init(first_sums, sums("second.onnx", ["y"], ["z"], "input_mask"), "--out", tmp_path / "both.yaml") == 0
     text = (tmp_path / "both.yaml").read_text()
     assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
     assert "  second.input_mask: mask " in text and "  first.mask: mask " in text

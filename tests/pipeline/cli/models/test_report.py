@@ -18,14 +18,14 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> CanaryReport:
 
 def test_the_page_of_a_reference_is_current(built: Project, tmp_path: Path) -> None:
     store, manifest = built.published()
-    before = published_document(store, manifest)
-    report = next(item for item in before.reports if item.verdict == "proven")
+    document_before = published_document(store, manifest)
+    report = next(item for item in document_before.reports if item.verdict == "proven")
     attest(
         store, manifest, replace(report, verdict="failed", reason="it broke", created_at="2999-01-01T00:00:00+00:00")
     )
     after = published_document(store, manifest)
     assert [entry.status for entry in after.engines].count("failed") == 1
-    assert len(after.reports) == len(before.reports)
+    assert len(after.reports) == len(document_before.reports)
     assert [item.reason for item in after.reports].count("it broke") == 1
     result = built.run("report", "tiny@1", "--out", tmp_path / "today.html")
     assert result.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()

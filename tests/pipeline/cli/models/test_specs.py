@@ -23,8 +23,8 @@ def test_the_starter_spec_is_valid(project: Project) -> None:
         (project.folder / name).touch()
     assert load_spec(path).model == "my-model"
     comments = [line.split() for line in path.read_text().splitlines() if line.startswith("  # ")]
-    named = {word.rstrip(",") for words in comments for word in words[1:3]}
-    assert set(PRECISIONS) <= named, "each precision, with a word about it"
+    named_texts = {word.rstrip(",") for words in comments for word in words[1:3]}
+    assert set(PRECISIONS) <= named_texts, "each precision, with a word about it"
     assert exit_code("init", path) == 2, "an existing file is not overwritten"
 
 
@@ -64,27 +64,27 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     assert "Error: " not in rows["garbage/tiny.yaml"]["reason"], "an error that explains itself needs no class"
     for name in ("garbage", "wrong"):
         shutil.rmtree(place / name)
-    again = project.run("build", "--all", place, "--json", "--quiet")
-    assert again.code == 0 and [row["state"] for row in again.json] == ["unchanged"]
+    second_result = project.run("build", "--all", place, "--json", "--quiet")
+    assert second_result.code == 0 and [row["state"] for row in second_result.json] == ["unchanged"]
 
 
 def test_a_catalog_names_the_models_that_a_model_waits_for(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
     assert project.run("build", "--all", project.folder, "--quiet").code == 0
     store = open_store(project.registry, create=True)
-    taken: list[str] = []
+    taken_keys: list[str] = []
 
     def held(store: Store, name: str, what: str, say: Callable[[str], object]) -> AbstractContextManager[None]:
         """Somebody's turn, until it is seen."""
         key = build_lock_key(name)
         holder = LockHolder(what, "elsewhere", "", 7, 1, "0", 0, "2026-11-20T18:23:01+00:00")
         store.replace(key, canonical_json(asdict(holder)), None)
-        taken.append(key)
+        taken_keys.append(key)
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
 
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", held)
     result = project.run("build", "--all", project.folder)
-    assert result.code == 0 and taken
+    assert result.code == 0 and taken_keys
     assert (
         "tiny lock: waiting: compiling tiny is running on elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
         in result.err
@@ -92,4 +92,4 @@ def test_a_catalog_names_the_models_that_a_model_waits_for(project: Project, mon
     assert "tiny lock: done: waited " in result.err and "tiny export: cached" in result.err
     run = json.loads(project.run("status", "tiny", "--json").out)
     assert next(item for item in run["items"] if item["name"] == "lock")["why"].startswith("waited ")
-    assert store.read(taken[0]) is None
+    assert store.read(taken_keys[0]) is None

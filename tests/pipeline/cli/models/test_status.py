@@ -36,21 +36,21 @@ def going(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
 
 
 def test_status_shows_a_finished_build_with_units_and_logs(built: Project) -> None:
-    listed = built.run("status", "--json").json["runs"]
-    assert [(run["model"], run["state"], run["version"]) for run in listed] == [("tiny", "done", "1")]
-    assert listed[0]["units"] == "5 built, 1 refused"
+    listed_runs = built.run("status", "--json").json["runs"]
+    assert [(run["model"], run["state"], run["version"]) for run in listed_runs] == [("tiny", "done", "1")]
+    assert listed_runs[0]["units"] == "5 built, 1 refused"
     items = {item["name"]: item for item in built.run("status", "tiny", "--json").json["items"]}
     unit = items["sm_89 int8 tensorrt-rtx"]
     assert unit["state"] == "built" and unit["seconds"] > 0 and unit["peak_mib"] > 20 and unit["where"] == "here"
     assert unit["verdict"].startswith("unproven") and unit["log_bytes"] > 0
     assert items["cpu fp32 onnxruntime"]["verdict"].startswith("proven")
     assert items["export"]["state"] == "done" and not items["export"]["unit"]
-    shown = built.run("status", "tiny").out
-    assert "sm_75 has no FP32 GEMM" in shown and "export" not in shown.partition("where the time went")[0]
-    assert "--log UNIT" in shown and "export" in shown.partition("where the time went")[2]
+    shown_output = built.run("status", "tiny").out
+    assert "sm_75 has no FP32 GEMM" in shown_output and "export" not in shown_output.partition("where the time went")[0]
+    assert "--log UNIT" in shown_output and "export" in shown_output.partition("where the time went")[2]
     assert "export" in built.run("status", "tiny", "--all").out.partition("where the time went")[0]
     assert unit["cpu_s"] > 0 and items["export"]["cpu_s"] > 0
-    log = built.run("status", listed[0]["run"], "--log", "sm_89 int8")
+    log = built.run("status", listed_runs[0]["run"], "--log", "sm_89 int8")
     assert "[INFO]" in log.out and log.code == 0
 
 
@@ -61,12 +61,12 @@ def test_status_shows_a_cached_run_and_the_next_build_is_predicted(built: Projec
     built.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {"workspace_mib": 64}})
     result = built.build("--log-format", "json")
     events = [json.loads(line) for line in result.err.splitlines()]
-    (predicted,) = [event for event in events if event["event"] == "predicted"]
-    assert predicted["unit"] == "sm_89 fp32 tensorrt-rtx" and predicted["basis"] == "1 build of this unit"
-    assert predicted["seconds"] > 0 and predicted["peak_mib"] > 20
+    (predicted_event,) = [event for event in events if event["event"] == "predicted"]
+    assert predicted_event["unit"] == "sm_89 fp32 tensorrt-rtx" and predicted_event["basis"] == "1 build of this unit"
+    assert predicted_event["seconds"] > 0 and predicted_event["peak_mib"] > 20
     assert {event["model"] for event in events} == {"tiny"} and len({event["run"] for event in events}) == 1
-    finished = {event["unit"]: event for event in events if event["event"] == "finished"}
-    assert finished["sm_89 fp32 tensorrt-rtx"]["state"] == "built"
+    finished_events = {event["unit"]: event for event in events if event["event"] == "finished"}
+    assert finished_events["sm_89 fp32 tensorrt-rtx"]["state"] == "built"
     assert [event["phase"] for event in events if event["event"] == "phase"][-1] == "storing"
     assert events[0]["event"] == "began" and events[-1]["event"] == "concluded" and events[-1]["version"] == "2"
 
@@ -86,22 +86,22 @@ class Fails:
 
 def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Project) -> None:
     store = open_store(project.registry, create=True)
-    planned = plan(store.put_bytes(b"graph"))
+    planned_build = plan(store.put_bytes(b"graph"))
     with record_run(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
-        tracker.emit(Planned(planned))
+        tracker.emit(Planned(planned_build))
         context = RunContext(store, Fails(), Fails(), tracker)
-        failure = engines.build(planned.units[0], Work(load_spec(project.spec), context)).failure
+        failure = engines.build(planned_build.units[0], Work(load_spec(project.spec), context)).failure
     assert failure and failure.kind == "memory" and "hunter2" not in failure.log
     (item,) = [item for item in project.run("status", "tiny", "--json").json["items"] if item["name"] == UNIT]
     assert (item["state"], item["why"], item["peak_mib"]) == ("failed", "held 9000 MiB, password=[hidden]", 9000.0)
     assert project.run("status", "tiny", "--log", UNIT).out == "api_key=[hidden]\nno room\n"
-    again = History(store).predict("tiny", planned.units[0].request)
-    assert again and again.peak_mib == 9000.0 and again.seconds is None
+    second_prediction = History(store).predict("tiny", planned_build.units[0].request)
+    assert second_prediction and second_prediction.peak_mib == 9000.0 and second_prediction.seconds is None
 
 
 def test_a_live_run_shows_phase_prediction_and_the_end_of_its_log(going: Project) -> None:
-    shown = going.run("status", "digits").out
-    assert "running" in shown and "compiling" in shown and "s left (predicted from 3 builds of this unit)" in shown
+    output = going.run("status", "digits").out
+    assert "running" in output and "compiling" in output and "s left (predicted from 3 builds of this unit)" in output
     log = going.run("status", "digits", "--log", UNIT)
     assert log.out == "layer 3 of 9\n" and "so far" in log.err
     assert going.run("status").out.count("running") == 2, "the run, and its unit"
@@ -112,8 +112,8 @@ def test_watching_ends_with_the_run(going: Project, monkeypatch: pytest.MonkeyPa
     key = run_key(running().id)
 
     def meanwhile(_: float) -> None:
-        before = store.read(key)
-        store.replace(key, run_state().to_bytes(), before)
+        content_before = store.read(key)
+        store.replace(key, run_state().to_bytes(), content_before)
 
     monkeypatch.setattr(report.time, "sleep", meanwhile)
     result = going.run("status", "digits", "--watch")
@@ -140,10 +140,10 @@ def test_the_error_names_missing_runs(going: Project, words: tuple[str, ...], co
 
 
 def test_an_empty_registry_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = Project(tmp_path / "project", capsys)
-    open_store(empty.registry, create=True)
-    assert "has no builds yet; run `enginesmith build`" in empty.run("status").err
-    assert empty.run("status", "--json").json == {"runs": []}
+    empty_project = Project(tmp_path / "project", capsys)
+    open_store(empty_project.registry, create=True)
+    assert "has no builds yet; run `enginesmith build`" in empty_project.run("status").err
+    assert empty_project.run("status", "--json").json == {"runs": []}
 
 
 def test_a_deleted_log_is_reported(going: Project) -> None:

@@ -33,9 +33,9 @@ def loud(project: Project) -> Project:
 def test_a_failed_build_names_the_node_and_proposes_a_repair(loud: Project) -> None:
     result = loud.build("--quiet")
     assert result.code == 1
-    fine, failed = result.json["engines"]
-    assert "attribution" not in fine and failed["status"] == "failed"
-    (item,) = failed["attribution"]
+    good_engine, failed_engine = result.json["engines"]
+    assert "attribution" not in good_engine and failed_engine["status"] == "failed"
+    (item,) = failed_engine["attribution"]
     assert item["stage"] == "quantization" and item["name"] == GRAPH and item["headline"].startswith("node (MatMul)")
     store, manifest = loud.published()
     actual = attributions(store, manifest)[GRAPH]
@@ -57,8 +57,8 @@ def test_a_failed_build_names_the_node_and_proposes_a_repair(loud: Project) -> N
 
 def test_proven_units_are_published_before_failures_are_analysed(loud, monkeypatch):
     def run_out(suspect: Suspect, *_: object) -> None:
-        there = locate(loud.store, parse_reference("tiny:candidate")).manifest
-        assert [entry.status for entry in there.engines] == ["proven", "failed"]
+        manifest = locate(loud.store, parse_reference("tiny:candidate")).manifest
+        assert [entry.status for entry in manifest.engines] == ["proven", "failed"]
         raise StepError("attribute graph int8: still running after its limit of 300 s", "timeout")
 
     monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", run_out)
@@ -67,16 +67,16 @@ def test_proven_units_are_published_before_failures_are_analysed(loud, monkeypat
     assert "limit of 300 s" in result.json["engines"][1]["attribution"][0]["headline"]
     monkeypatch.undo()
     # Found by the next run, it is added to the version and to its page, and is printed to be pasted into the spec.
-    again = loud.run("build", loud.spec, "--quiet")
+    second_result = loud.run("build", loud.spec, "--quiet")
     snippet = 'quantization:\n  overrides:\n    - {match: "node", precision: fp32}\n'
-    assert again.code == 1 and "tiny@1 unchanged" in again.out and snippet in again.out
+    assert second_result.code == 1 and "tiny@1 unchanged" in second_result.out and snippet in second_result.out
     place = loud.registry / "models" / "tiny" / "versions" / "1"
     (actual,) = json.loads((place / "report.json").read_text())["attributions"]
     assert actual["name"] == GRAPH and actual["units"] == ["cpu int8 onnxruntime"]
     assert "Which node drifted" in (place / "report.html").read_text()
-    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    times_before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
     assert loud.run("build", loud.spec, "--quiet").code == 1
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == times_before
 
 
 def test_a_failing_graph_is_built_for_no_target(loud: Project) -> None:
@@ -84,26 +84,26 @@ def test_a_failing_graph_is_built_for_no_target(loud: Project) -> None:
     loud.change_spec(validation={"attribution": "off"})
     result = loud.build()
     assert result.code == 1 and result.json["version"] == "1"
-    failed = [engine for engine in result.json["engines"] if engine["precision"] == "int8"]
-    assert len(failed) == 2
-    for engine in failed:
+    failed_engines = [engine for engine in result.json["engines"] if engine["precision"] == "int8"]
+    assert len(failed_engines) == 2
+    for engine in failed_engines:
         assert engine["status"] == "failed" and engine["digest"] is None and engine["seconds"] == 0
         assert engine["reason"].startswith("quantization ") and NOT_BUILT in engine["notes"]
         assert engine["checks"]["failed"] >= 1
     assert "not built: its graph failed: quantization" in result.err
-    planned = loud.run("plan", loud.spec, "--no-export", "--json")
-    assert planned.code == 1, "a unit that failed fails again"
-    assert {unit["action"] for unit in planned.json["units"] if unit["precision"] == "int8"} == {"failed"}
-    again = loud.build()
-    assert again.json["cached"] and again.json["version"] == "1"
+    planned_result = loud.run("plan", loud.spec, "--no-export", "--json")
+    assert planned_result.code == 1, "a unit that failed fails again"
+    assert {unit["action"] for unit in planned_result.json["units"] if unit["precision"] == "int8"} == {"failed"}
+    second_build = loud.build()
+    assert second_build.json["cached"] and second_build.json["version"] == "1"
 
 
 def test_a_version_without_such_an_engine_lists_its_engines(built: Project) -> None:
     result = built.run("debug", "attribute", "tiny", "--target", "sm_90")
     assert result.code == 2 and "has no engine for sm_90; it has: cpu fp32 onnxruntime" in result.err
     result = built.run("debug", "attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
-    (only,) = result.json["attributions"]
-    assert result.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
+    (attribution,) = result.json["attributions"]
+    assert result.code == 0 and attribution["attribution"] is None and "cannot be tapped yet" in attribution["headline"]
 
 
 def test_a_failed_attribution_gives_its_reason_and_is_no_success(built, monkeypatch):

@@ -32,60 +32,60 @@ def run(project: Project, path: Path, out: Path, *words: str):
 
 def test_a_run_goes_from_traffic_to_page(built, tmp_path):
     path = record(built, 300, 2000)
-    out = tmp_path / "canary"
-    message = run(built, path, out, "--looks", "2", "--scale", "2").json
+    out_path = tmp_path / "canary"
+    message = run(built, path, out_path, "--looks", "2", "--scale", "2").json
     assert message["paired"] and message["traffic"]["recorded"] == 300 and "made up" in message["notes"][0]
     assert message["candidate"]["engine"] == message["baseline"]["engine"]
     assert message["candidate"]["precision"] == message["baseline"]["precision"]
     assert message["verdict"] != "FAIL" and message["looks"]["requests"] == [150, 300]
-    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert [len(one) for one in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output
-    report = read_report((out / "report.json").read_bytes())
-    assert report.verdict == message["verdict"] and (out / "report.html").exists()
-    again = run(built, path, out)
-    assert again.code == 2 and "has the observations of a canary already" in again.err
+    tables = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert [len(table) for table in tables] == [300, 300] and all(tables[0].ok) and tables[0].output == tables[1].output
+    report = read_report((out_path / "report.json").read_bytes())
+    assert report.verdict == message["verdict"] and (out_path / "report.html").exists()
+    second_result = run(built, path, out_path)
+    assert second_result.code == 2 and "has the observations of a canary already" in second_result.err
     (tmp_path / "other.jsonl").write_text(path.read_text().replace('"x":', '"y":'))
     assert run(built, tmp_path / "other.jsonl", tmp_path / "other").code == 2
-    absent = built.run(
+    absent_result = built.run(
         "canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "sm_89", "--traffic", path
     )
-    assert absent.code == 2 and "run this on a node that has it" in absent.err
+    assert absent_result.code == 2 and "run this on a node that has it" in absent_result.err
 
 
 def test_an_in_flight_run_stores_its_verdict(built, tmp_path):
-    path, out = record(built, 200, 2000), tmp_path / "canary"
-    result = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
+    path, out_path = record(built, 200, 2000), tmp_path / "canary"
+    result = run(built, path, out_path, "--in-flight", "4", "--looks", "1", "--attach")
     assert result.json["traffic"]["in_flight"] == 4 and result.json["target"] == this_kind().name
     assert "requests in flight: 4; as was asked for" in result.json["notes"] and "the verdict on" in result.err
     assert "in flight" not in result.err, "it is a note, which without --json is printed once"
-    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
-    assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"
+    tables = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert tables[0].request == list(range(200)) and all(tables[0].ok) and all(tables[1].ok)
+    assert tables[0].output == tables[1].output, "threads that share a session give each request its own answer"
     (verdicts,) = built.run("show", "tiny@1", "--json").json["canaries"]
     assert (verdicts["target"], verdicts["verdict"]) == (this_kind().name, result.json["verdict"])
 
 
 def test_an_interrupted_run_stores_its_observations(built, tmp_path):
-    path, out = record(built, 3000, 100), tmp_path / "canary"
+    path, out_path = record(built, 3000, 100), tmp_path / "canary"
     words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
-    words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
+    words += ["--traffic", str(path), "--out", str(out_path), "--looks", "20", "--registry", str(built.registry)]
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        until((out / "report.json").exists)
+        until((out_path / "report.json").exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engines' processes get it too
         _, output = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert "Traceback" not in output
-    assert process.returncode == 130 and f"--previous {out}/report.json" in output
-    files = ["--candidate", str(out / "candidate.jsonl"), "--baseline", str(out / "baseline.jsonl")]
-    seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert 150 <= len(seen[1]) < 3000 and seen[0].request == seen[1].request and not seen[0].cut
-    assert all(one.ended for one in seen), "both say that they were stopped in order"
-    judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
-    assert judged.code == 1 and judged.json["looks"]["planned"] == 3000, "what was planned is remembered"
-    assert judged.json["looks"]["fractions"][0] < 0.5
-    for path in (out / "candidate.jsonl", out / "baseline.jsonl"):  # as kill -9 leaves them
+    assert process.returncode == 130 and f"--previous {out_path}/report.json" in output
+    files = ["--candidate", str(out_path / "candidate.jsonl"), "--baseline", str(out_path / "baseline.jsonl")]
+    tables = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert 150 <= len(tables[1]) < 3000 and tables[0].request == tables[1].request and not tables[0].cut
+    assert all(table.ended for table in tables), "both say that they were stopped in order"
+    judged_result = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
+    assert judged_result.code == 1 and judged_result.json["looks"]["planned"] == 3000, "what was planned is remembered"
+    assert judged_result.json["looks"]["fractions"][0] < 0.5
+    for path in (out_path / "candidate.jsonl", out_path / "baseline.jsonl"):  # as kill -9 leaves them
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    judged = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
-    assert any("the run was killed after" in item["note"] for item in judged.json["criteria"])
+    judged_result = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
+    assert any("the run was killed after" in item["note"] for item in judged_result.json["criteria"])

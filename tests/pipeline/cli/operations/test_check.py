@@ -15,20 +15,20 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_an_unchanged_model_passes_and_publishes_nothing(built: Project) -> None:
     models = built.registry / "models"
-    before = files_of(models)
+    files_before = files_of(models)
     result = built.run("check", built.spec, *QUICK, "--json")
     assert result.code == 0 and result.json["passed"] and result.json["against"] == "tiny@1", result.err
     assert all(pair["same"] for pair in result.json["pairs"]) and len(result.json["pairs"]) == 2
-    assert files_of(models) == before
+    assert files_of(models) == files_before
 
 
 def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     rng = np.random.default_rng(0)
-    changed = {name: value + rng.normal(size=value.shape, scale=0.05).astype("f4") for name, value in weights().items()}
-    write_model(built.folder / "tiny.onnx", changed)
+    values = {name: value + rng.normal(size=value.shape, scale=0.05).astype("f4") for name, value in weights().items()}
+    write_model(built.folder / "tiny.onnx", values)
     metric = {"name": "accuracy", "output": "logits", "floor": 0.5}
     built.change_spec(precisions=["fp32"], golden={"data": "golden.npz", "labels": "label", "metric": metric})
-    before = files_of(built.registry / "models")
+    files_before = files_of(built.registry / "models")
     page = built.folder / "new" / "check.md"
     words = ("check", built.spec, *QUICK, "--slower", "900%", "--worse", "accuracy=0", "--drift", "fail")
     result = built.run(*words, "--report", page, "--json")
@@ -43,19 +43,19 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     assert pair["pulled"] and not pair["same"] and {item["bucket"] for item in pair["times"]} == expected
     assert all(item["ratio"] > 0 for item in pair["times"])
     assert "**regression** (drift)" in page.read_text()
-    assert files_of(built.registry / "models") == before
+    assert files_of(built.registry / "models") == files_before
     # What the same command would be with nothing that decides but the metric's floor.
-    first = built.run("check", built.spec, *QUICK, "--against", "none", "--json")
-    assert first.code == 0 and first.json["against"] is None and first.json["pairs"] == []
+    first_result = built.run("check", built.spec, *QUICK, "--against", "none", "--json")
+    assert first_result.code == 0 and first_result.json["against"] is None and first_result.json["pairs"] == []
 
 
 def test_a_scratch_registry_gets_the_builds_and_the_shared_one_is_only_read(built: Project) -> None:
     built.change_spec(dims={"batch": {"min": 1, "opt": 2, "max": 8}}, precisions=["fp32"])
-    before = files_of(built.registry)
+    files_before = files_of(built.registry)
     scratch = built.folder / "scratch"
     result = built.run("check", built.spec, *QUICK, "--scratch", scratch, "--slower", "900%", "--json")
     assert result.json["against"] == "tiny@1" and result.code == 0, result.err
-    assert files_of(built.registry) == before
+    assert files_of(built.registry) == files_before
     assert any(scratch.rglob("blobs/sha256/*/*")) and not (scratch / "models").exists()
 
 

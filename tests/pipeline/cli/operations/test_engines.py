@@ -24,15 +24,15 @@ def test_an_engine_from_another_version_fails_and_failures_name_a_repeating_comm
     write_model(tmp_path / "other.onnx", weights(seed=9))
     shapes = ModelShapes((TensorSpec("x", "float32", ("batch", 8)),), (Dim("batch", 1, 4, 8),))
     (tmp_path / "work").mkdir()
-    other = store.put_file(tmp_path / "other.onnx")
-    command, engine = ("enginesmith", "debug", "fuzz", "tiny@1"), EngineBlob(request_of(entry), other, ".onnx")
+    other_text = store.put_file(tmp_path / "other.onnx")
+    command, engine = ("enginesmith", "debug", "fuzz", "tiny@1"), EngineBlob(request_of(entry), other_text, ".onnx")
     fuzz = FuzzEngine(engine, manifest.sources["golden"], shapes, {}, 1, 4, command)
     report = fuzz.run(WorkerContext(tmp_path / "work", store.uri))
     assert report.passed is False
-    failed = report.smallest[0]
-    assert failed.sizes == {"batch": 1}
-    words = shlex.split(failed.reproduce)
-    assert words[:4] == [*command] and words[4:] == ["--only", failed.case]
+    failed_case = report.smallest[0]
+    assert failed_case.sizes == {"batch": 1}
+    words = shlex.split(failed_case.reproduce)
+    assert words[:4] == [*command] and words[4:] == ["--only", failed_case.case]
 
 
 def test_profile_times_one_engine_and_compares_two(built: Project) -> None:
@@ -48,15 +48,15 @@ def test_profile_times_one_engine_and_compares_two(built: Project) -> None:
     assert result["verdict"] in ("faster", "slower", "no difference shown") and result["bucket"] == "batch=4"
     assert (result["first"]["precision"], result["second"]["precision"]) == ("fp32", "int8")
     assert result["ratios"][0]["low"] < result["ratios"][0]["ratio"] < result["ratios"][0]["high"]
-    wrong = built.run("profile", "tiny", "--target", "cpu", "--bucket", "batch=9")
-    assert wrong.code == 2 and "batch has the sizes 1..8" in wrong.err
+    wrong_result = built.run("profile", "tiny", "--target", "cpu", "--bucket", "batch=9")
+    assert wrong_result.code == 2 and "batch has the sizes 1..8" in wrong_result.err
 
 
 def test_a_cpu_engine_is_rebuilt_without_remains(built: Project) -> None:
-    before = sorted(path for path in built.registry.rglob("*") if path.is_file())
+    paths_before = sorted(path for path in built.registry.rglob("*") if path.is_file())
     result = built.run("debug", "reproduce", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
     assert result.code == 0, result.err
     report = result.json
     assert (report["times"], report["passed"], report["byte_equal"]) == (2, True, True)
     assert report["published"]["rebuilt"] is True and report["outputs"]["logits"]["bit_equal"] is True
-    assert sorted(path for path in built.registry.rglob("*") if path.is_file()) == before
+    assert sorted(path for path in built.registry.rglob("*") if path.is_file()) == paths_before

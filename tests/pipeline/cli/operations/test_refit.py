@@ -53,8 +53,8 @@ def first(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
     """Project and registry with version 1, by both backends and onnxruntime."""
     place = tmp_path_factory.mktemp("first")
     write_project(place / "project")
-    both = {"stripped": {}, "whole": {}, "onnxruntime": {}}
-    Project(place / "project").change_spec(targets=["cpu"], precisions=["fp32"], backends=both, calibration=None)
+    both_fields = {"stripped": {}, "whole": {}, "onnxruntime": {}}
+    Project(place / "project").change_spec(targets=["cpu"], precisions=["fp32"], backends=both_fields, calibration=None)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
     command = [sys.executable, "-m", "enginesmith", "build", str(place / "project" / "tiny.yaml")]
     subprocess.run([*command, "--registry", place / "registry"], check=True, capture_output=True, env=environment)
@@ -77,16 +77,16 @@ def manifest(project: Project, version: str) -> Manifest:
 
 
 def entry(project: Project, version: str, backend: str) -> EngineEntry:
-    return next(each for each in manifest(project, version).engines if each.backend == backend)
+    return next(engine for engine in manifest(project, version).engines if engine.backend == backend)
 
 
 @pytest.mark.slow
 def test_refitted_engines_are_proven_and_published_with_their_origin(project: Project) -> None:
-    foreseen = project.run("debug", "refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
-    assert foreseen.code == 0 and "version" not in foreseen.json
-    reasons = {unit["unit"]: unit["reason"] for unit in foreseen.json["units"]}
-    not_this = "onnxruntime does not refit"
-    assert reasons == {"cpu fp32 stripped": "", "cpu fp32 whole": "", "cpu fp32 onnxruntime": not_this}
+    foreseen_result = project.run("debug", "refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
+    assert foreseen_result.code == 0 and "version" not in foreseen_result.json
+    reasons = {unit["unit"]: unit["reason"] for unit in foreseen_result.json["units"]}
+    not_this_text = "onnxruntime does not refit"
+    assert reasons == {"cpu fp32 stripped": "", "cpu fp32 whole": "", "cpu fp32 onnxruntime": not_this_text}
     result = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
     assert result.code == 0, result.err
     assert (result.json["version"], result.json["failed"], result.json["from"]) == ("2", [], "tiny@1")
@@ -99,8 +99,8 @@ def test_refitted_engines_are_proven_and_published_with_their_origin(project: Pr
         assert manifest(project, "2").provenance[f"refitted from cpu fp32 {backend}"] == before.digest
         assert any(note.startswith("refitted from tiny@1, engine") for note in after.notes)
     assert (project.registry / "blobs" / "sha256" / str(before.digest)[:2] / str(before.digest)).is_file()
-    again = project.build()
-    assert (again.json["version"], again.json["cached"]) == ("2", True), "it is what a build would be"
+    second_build = project.build()
+    assert (second_build.json["version"], second_build.json["cached"]) == ("2", True), "it is what a build would be"
     assert project.run("registry", "fsck").code == 0
 
 
@@ -117,8 +117,8 @@ def test_weights_of_another_version_give_a_version_without_the_spec(project: Pro
     assert entry(project, "3", "onnxruntime") == entry(project, "2", "onnxruntime"), "what was there stays"
     assert manifest(project, "3").provenance["refitted from cpu fp32 stripped"] == engine.digest
     assert project.run("registry", "fsck").code == 0
-    repeated = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
-    assert repeated.code == 1 and "is in the registry" in {u["unit"]: u for u in repeated.json["units"]}[
+    repeated_result = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    assert repeated_result.code == 1 and "is in the registry" in {u["unit"]: u for u in repeated_result.json["units"]}[
         "cpu fp32 whole"]["reason"]  # fmt: skip
 
 
@@ -150,10 +150,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_unrefittable_engines_are_reported_from_the_manifest(project: Project, change: str) -> None:
-    base, before = manifest(project, "1"), entry(project, "1", "whole")
+    base, entry_before = manifest(project, "1"), entry(project, "1", "whole")
     changes, reason = CHANGES[change]
-    assert cannot(replace(request_of(before), **changes), before, base) == reason
-    assert cannot(request_of(before), None, base) == "tiny@1 has no engine for it"
+    assert cannot(replace(request_of(entry_before), **changes), entry_before, base) == reason
+    assert cannot(request_of(entry_before), None, base) == "tiny@1 has no engine for it"
 
 
 def test_an_engine_not_built_for_refitting_is_refused(project: Project) -> None:
@@ -166,12 +166,12 @@ def test_an_engine_not_built_for_refitting_is_refused(project: Project) -> None:
 def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> Any:
     """The worker's side, in this process."""
     store = project.store
-    before = request_of(entry(project, "1", "whole"))
+    request = request_of(entry(project, "1", "whole"))
     expected_request = replace(
-        before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
+        request, model=store.put_file(model), options=tuple(sorted({**dict(request.options), **options}.items()))
     )
     engine = str(entry(project, "1", "whole").digest)
-    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), expected_request, "tiny@1")
+    refit = RefitEngine(EngineBlob(request, engine, ".refitting"), expected_request, "tiny@1")
     return refit.run(WorkerContext(folder, store.uri))
 
 
@@ -185,10 +185,10 @@ def test_a_model_with_another_graph_is_refused_with_the_difference(project: Proj
 
 
 def test_an_engine_that_refuses_the_weights_is_reported(project: Project, tmp_path: Path) -> None:
-    same = tmp_path / "same.onnx"
-    same.write_bytes(project.store.read_blob(str(entry(project, "1", "whole").graph)))
+    same_path = tmp_path / "same.onnx"
+    same_path.write_bytes(project.store.read_blob(str(entry(project, "1", "whole").graph)))
     with pytest.raises(EnginesmithError, match="did not accept the new weights: gain"):
-        refit_job(project, tmp_path, same, gain=2)
+        refit_job(project, tmp_path, same_path, gain=2)
 
 
 def test_nothing_is_published_without_a_refitted_engine(project: Project) -> None:

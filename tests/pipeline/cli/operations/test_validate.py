@@ -24,18 +24,18 @@ def test_validate_uses_the_limits_of_the_publication(project: Project) -> None:
     limits = {"limits": {"int8": {"engine": {"sqnr_db": 12.0}}}}
     project.change_spec(targets=["cpu"], precisions=["int8"], validation=limits)
     assert project.build().code == 0
-    done = project.run("validate", "tiny", "--json").json
-    (attested,) = (project.registry / "models").rglob(f"{done['engines'][0]['report']}.json")
-    actual = engine_limits(json.loads(attested.read_bytes()))
+    done_document = project.run("validate", "tiny", "--json").json
+    (attested_path,) = (project.registry / "models").rglob(f"{done_document['engines'][0]['report']}.json")
+    actual = engine_limits(json.loads(attested_path.read_bytes()))
     assert (actual["sqnr_db"], actual["max_rel"]) == (12.0, 0.6)
 
 
 def test_a_version_with_an_unsupported_spec_gives_one_message(built: Project) -> None:
     store, manifest = built.published()
-    foreign = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
+    foreign_manifest = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
     executor = LocalExecutor()
     with pytest.raises(IntegrityError, match=r"tiny@1: its spec does not fit.*from-elsewhere"):
-        list(validate(foreign, RunContext(store, executor, executor)))
+        list(validate(foreign_manifest, RunContext(store, executor, executor)))
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_version_with_an_unsupported_spec_gives_one_message(built: Project) ->
     ],
 )
 def test_a_machine_that_cannot_open_an_engine_gives_no_verdict(built, monkeypatch, version, expected):
-    here = {"onnxruntime": version} if version else {}
-    monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
+    fields = {"onnxruntime": version} if version else {}
+    monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: fields)
     store, executor = built.store, LocalExecutor()
     manifest = load(store, "tiny", "1")
     result = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
@@ -62,7 +62,7 @@ def test_offline_proofs_work_from_the_command_line(built: Project, tmp_path: Pat
     document = OfflineBundle.load(tmp_path / "out")
     assert [item.digest for item in document.engines] == result.json["engines"]
     assert {item.request.target.name for item in document.engines} == {"sm_89"}
-    again = built.run("validate", "tiny", "--carry", tmp_path / "out")
-    assert again.code == 2 and "is not empty" in again.err
+    second_result = built.run("validate", "tiny", "--carry", tmp_path / "out")
+    assert second_result.code == 2 and "is not empty" in second_result.err
     for words in ((), ("tiny", "--import", tmp_path / "out" / "carry.json")):
         assert built.run("validate", *words).code == 2

@@ -14,8 +14,8 @@ def test_history_shows_the_canary_of_each_move(three: Store, tmp_path: Path) -> 
     )
     result = run("promote", "digits@2")
     assert isinstance(result.exception, InputError) and "needs a canary's PASS" in str(result.exception)
-    two, one = (lookup.load(three, "digits", name) for name in "21")
-    paths = write_observations(tmp_path / "canary", two, one)
+    second_manifest, first_manifest = (lookup.load(three, "digits", name) for name in "21")
+    paths = write_observations(tmp_path / "canary", second_manifest, first_manifest)
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1])
     report = tmp_path / "canary" / "report.json"
     said("promote", "digits@2", "--why", "faster", "--canary", report)
@@ -28,9 +28,9 @@ def test_history_shows_the_canary_of_each_move(three: Store, tmp_path: Path) -> 
 
 
 def test_policy_show(three: Store) -> None:
-    plain = said("registry", "policy", "show", "digits:stable")
-    assert plain.startswith("digits:stable: no policy is set\n") and "every engine proven on real inputs" in plain
-    assert told("registry", "policy", "show", "digits:stable")["built_in"] in plain
+    lines = said("registry", "policy", "show", "digits:stable")
+    assert lines.startswith("digits:stable: no policy is set\n") and "every engine proven on real inputs" in lines
+    assert told("registry", "policy", "show", "digits:stable")["built_in"] in lines
     assert "any version with a usable engine" in said("registry", "policy", "show", "digits:candidate")
     said("registry", "policy", "set", "*:stable", "--proven", "l4,cpu")
     assert "requires proven engines for cpu, l4 (set for *:stable by ada" in said(
@@ -39,18 +39,18 @@ def test_policy_show(three: Store) -> None:
     result = told("registry", "policy", "show", "*:stable")
     assert result["policy"]["proven"] == ["cpu", "l4"] and result["of"] == "*:stable"
     assert told("registry", "policy", "set", "digits:stable")["proven"] == []
-    plain = said("registry", "policy", "show", "digits:stable")
-    assert "requires nothing more than the built-in rules (set for digits:stable" in plain
+    lines = said("registry", "policy", "show", "digits:stable")
+    assert "requires nothing more than the built-in rules (set for digits:stable" in lines
     assert isinstance(run("registry", "policy", "show", "digits").exception, UnknownNameError)
 
 
 def test_policies_may_precede_the_first_version(tmp_path: Path) -> None:
-    fresh = tmp_path / "fresh"
-    refused = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
-    assert isinstance(refused.exception, UnknownNameError) and not fresh.exists()
-    result = run("registry", "policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh)
-    assert result.exit_code == 0 and f"created the registry file://{fresh}" in result.stderr
-    assert "created" not in run("registry", "policy", "set", "*:stable", "--registry", fresh).stderr
+    fresh_path = tmp_path / "fresh"
+    refused_result = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh_path)
+    assert isinstance(refused_result.exception, UnknownNameError) and not fresh_path.exists()
+    result = run("registry", "policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh_path)
+    assert result.exit_code == 0 and f"created the registry file://{fresh_path}" in result.stderr
+    assert "created" not in run("registry", "policy", "set", "*:stable", "--registry", fresh_path).stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
     assert "is not a registry" in str(

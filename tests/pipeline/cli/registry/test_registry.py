@@ -10,9 +10,9 @@ from tests.pipeline.projects import Project
 
 
 def test_show(mixed: Store) -> None:
-    shown = told("show", "digits@1")
-    assert (shown["version"], shown["channels"]) == ("1", [])
-    assert shown["page"].startswith("file:///") and shown["page"].endswith("/report.html")
+    shown_fields = told("show", "digits@1")
+    assert (shown_fields["version"], shown_fields["channels"]) == ("1", [])
+    assert shown_fields["page"].startswith("file:///") and shown_fields["page"].endswith("/report.html")
     text = run("show", "digits").stdout
     assert "accuracy 0.9700" in text and "target  precision  backend       status    size  checks  why\n" in text
     assert "cpu     fp32       onnxruntime   proven    15 B" in text
@@ -50,8 +50,8 @@ def test_verify_reports_how_to_repair_a_late_snapshot(mixed: Store) -> None:
 def test_promote_and_rollback(mixed: Store) -> None:
     assert "digits:stable -> 1" in run("promote", "digits@1", "--why", "tested").stdout
     assert isinstance(run("promote", "digits@2").exception, InputError)
-    moved = told("promote", "digits@2", "digits:stable", "--proven-only")
-    assert moved["version"] == "2" and [move["by"] for move in moved["history"]] == ["ada", "ada"]
+    moved_fields = told("promote", "digits@2", "digits:stable", "--proven-only")
+    assert moved_fields["version"] == "2" and [move["by"] for move in moved_fields["history"]] == ["ada", "ada"]
     assert told("rollback", "digits:stable", "--why", "slow")["history"][-1]["why"] == "slow"
     assert isinstance(run("rollback", "digits").exception, UnknownNameError)
     assert isinstance(run("rollback", "digits@1").exception, UnknownNameError)

@@ -69,8 +69,8 @@ def test_an_operators_decision_has_the_stores_time(serving: Store, monkeypatch: 
 
 def test_the_next_rollout_records_an_abort(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
-    again = run("rollout", "start", "digits@3", WHERE, "--wave", "100%")
-    assert isinstance(again.exception, ConflictError) and "ada started it" in str(again.exception)
+    second_result = run("rollout", "start", "digits@3", WHERE, "--wave", "100%")
+    assert isinstance(second_result.exception, ConflictError) and "ada started it" in str(second_result.exception)
     assert "is aborted (the channel serves version 1)" in said("rollout", "abort", WHERE, "--why", "no")
     assert run("rollout", "watch", WHERE, "--once").exit_code == 1
     assert "is aborted since" in str(run("rollout", "abort", WHERE).exception)
@@ -140,8 +140,8 @@ def test_a_number_of_nodes_makes_waves_limits(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, "--wave", "region=eu:5%,5%,100%", "--nodes", "10000")
     assert "limits for 10000 nodes; the first wave is region=eu:5%\n" in text and "on average" not in text
     said("rollout", "abort", WHERE)
-    refused = run("registry", "policy", "set", WHERE, "--wave", "1%,100%", "--nodes", "50")
-    assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
+    refused_result = run("registry", "policy", "set", WHERE, "--wave", "1%,100%", "--nodes", "50")
+    assert isinstance(refused_result.exception, InputError) and "of 50 nodes" in str(refused_result.exception)
 
 
 def test_a_missing_rollout_is_reported(serving: Store) -> None:
@@ -152,43 +152,43 @@ def test_a_missing_rollout_is_reported(serving: Store) -> None:
 
 def test_an_invalid_report_is_refused(serving: Store) -> None:
     rollout = started(serving, "--wave", "50%,100%", "--gate", "health=90%")
-    reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
-    others = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
-    now = datetime.now(UTC)
-    receiver = ReportReceiver(serving, now.timestamp)
+    nodes = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
+    other_texts = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in nodes]
+    current_time = datetime.now(UTC)
+    receiver = ReportReceiver(serving, current_time.timestamp)
 
-    def take(node: str = reached[0].name, hours: float = 0, **changes: object) -> tuple[int, str]:
-        at = format_time(now + timedelta(hours=hours))
-        report = NodeReport(node, "", "2", at, at)
+    def take(node: str = nodes[0].name, hours: float = 0, **changes: object) -> tuple[int, str]:
+        time = format_time(current_time + timedelta(hours=hours))
+        report = NodeReport(node, "", "2", time, time)
         return receiver.take(SentReport("digits", "stable", rollout.id, replace(report, **changes)).to_bytes())
 
-    for status, why, answer in (
-        (422, "has not reached node", take(others[0])),
+    for status, reason, answer in (
+        (422, "has not reached node", take(other_texts[0])),
         (422, "version '77' is neither 2, which comes, nor 1", take(version="77")),
         (422, "201 characters", take(detail="x" * 201)),
         (400, "requests is -1; it must be a whole number from 0", take(requests=-1)),
     ):
-        assert answer[0] == status and why in answer[1], answer
+        assert answer[0] == status and reason in answer[1], answer
     assert not read_reports(serving, rollout).reports
-    assert take()[0] == 204 and take()[0] == 429 and take(reached[1].name, version="1")[0] == 204
-    assert take(reached[2].name, version="", failure="pull")[0] == 204
+    assert take()[0] == 204 and take()[0] == 429 and take(nodes[1].name, version="1")[0] == 204
+    assert take(nodes[2].name, version="", failure="pull")[0] == 204
     # Who fails is heard, whatever its clock says.
-    for node, hours in zip(reached[3:], (-7, 7, 24 * 365 * 900), strict=False):
+    for node, hours in zip(nodes[3:], (-7, 7, 24 * 365 * 900), strict=False):
         assert take(node.name, hours, failure="unhealthy")[0] == 204
 
 
 def test_a_receiver_limits_the_nodes_of_a_rollout(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.rollout.receiving.MOST_NODES", 3)
     rollout = started(serving, "--wave", "100%")
-    now, clock = datetime.now(UTC), [datetime.now(UTC).timestamp()]
+    current_time, clock = datetime.now(UTC), [datetime.now(UTC).timestamp()]
 
     def take(receiver: ReportReceiver, node: str, channel: str = "stable") -> int:
-        report = NodeReport(node, "", "2", format_time(now), format_time(now))
+        report = NodeReport(node, "", "2", format_time(current_time), format_time(current_time))
         return receiver.take(SentReport("digits", channel, rollout.id, report).to_bytes())[0]
 
     receiver = ReportReceiver(serving, lambda: clock[0])
     assert [take(receiver, f"n{n}") for n in range(5)] == [204, 204, 204, 429, 429]
-    assert take(ReportReceiver(serving, now.timestamp), "n9") == 429, "those of before count"
+    assert take(ReportReceiver(serving, current_time.timestamp), "n9") == 429, "those of before count"
     assert {take(receiver, f"n{n}", f"c{n}") for n in range(50)} == {409}
     assert len(receiver._counts) == 1
     serving.remove(report_key("digits", "stable", rollout.id, "n1"))
@@ -198,28 +198,28 @@ def test_a_receiver_limits_the_nodes_of_a_rollout(serving: Store, monkeypatch: p
 
 def test_labels_select_the_nodes_of_a_wave(serving: Store) -> None:
     rollout = started(serving, "--wave", "label=canary,100%")
-    now = datetime.now(UTC)
-    report = NodeReport("n1", "", "2", format_time(now), format_time(now))
-    sent = SentReport("digits", "stable", rollout.id, report)
-    receiver = ReportReceiver(serving, now.timestamp)
-    assert receiver.take(sent.to_bytes())[0] == 422
-    assert receiver.take(replace(sent, labels=("canary",)).to_bytes())[0] == 204
+    current_time = datetime.now(UTC)
+    report = NodeReport("n1", "", "2", format_time(current_time), format_time(current_time))
+    sent_report = SentReport("digits", "stable", rollout.id, report)
+    receiver = ReportReceiver(serving, current_time.timestamp)
+    assert receiver.take(sent_report.to_bytes())[0] == 422
+    assert receiver.take(replace(sent_report, labels=("canary",)).to_bytes())[0] == 204
 
 
 def test_beyond_loopback_nodes_need_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    refused = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
-    assert isinstance(refused, InputError) and f"anybody can send to it; set {TOKEN}" in str(refused)
+    exception = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
+    assert isinstance(exception, InputError) and f"anybody can send to it; set {TOKEN}" in str(exception)
     monkeypatch.setenv(TOKEN, "secret")
     rollout = started(serving, "--wave", "100%")
     time = format_time(datetime.now(UTC))
-    sent = SentReport("digits", "stable", rollout.id, NodeReport("n1", "", "2", time, time))
+    sent_report = SentReport("digits", "stable", rollout.id, NodeReport("n1", "", "2", time, time))
     with make_server(serving, HttpAddress("127.0.0.1", 0)) as server:
         monkeypatch.setenv(TOKEN, "other")
         with pytest.raises(UnavailableError, match="answers 401: a bearer token is needed"):
-            ReportUrl(server.url).send(sent)
+            ReportUrl(server.url).send(sent_report)
         monkeypatch.setenv(TOKEN, "secret")
-        ReportUrl(server.url).send(sent)
+        ReportUrl(server.url).send(sent_report)
     assert [report.node for report in read_reports(serving, rollout).reports] == ["n1"]
 
 
@@ -228,8 +228,8 @@ def test_reports_arrive_over_http(serving: Store) -> None:
     clock = [datetime.now(UTC).timestamp()]
 
     def post(node: str, **changes: str) -> int:
-        now = datetime.fromtimestamp(clock[0], UTC).isoformat(timespec="milliseconds")
-        report = NodeReport(node, "eu", "2", now, now)
+        current_text = datetime.fromtimestamp(clock[0], UTC).isoformat(timespec="milliseconds")
+        report = NodeReport(node, "eu", "2", current_text, current_text)
         entries = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
         request = urllib.request.Request(server.url, SentReport(**entries, report=report).to_bytes())
         try:
@@ -288,8 +288,8 @@ def test_rollout_status_lists_nodes(serving: Store, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(FileStore, "now", lambda _: begin + timedelta(hours=3, seconds=9))
     text = said("rollout", "status", "--nodes")
     assert text.count("silent") == 6 and "were read" not in text and text.count("  3 h  3 h\n") == 2
-    newer = report_key("digits", "stable", OUTSIDE, "n1")
-    data = serving.read(newer)
-    assert data and serving.replace(newer, data.replace(b'"format":1', b'"format":2'), data)
+    newer_text = report_key("digits", "stable", OUTSIDE, "n1")
+    data = serving.read(newer_text)
+    assert data and serving.replace(newer_text, data.replace(b'"format":1', b'"format":2'), data)
     text = said("rollout", "status", "--nodes")
     assert "5 nodes reported; 4 were read, 1 damaged or of a newer enginesmith; nodes that" in text

@@ -19,12 +19,12 @@ PRICES = "currency: USD\ncpu: {per_hour: 0.2, count: 30}\nl4: {per_hour: 0.7, co
 
 
 def bucket(batch: int, seconds: float) -> BucketLatency:
-    quiet = SystemLoad(1.0, 0.1, 0.0, 0.0, 1.0, None, 2)
+    quiet_load = SystemLoad(1.0, 0.1, 0.0, 0.0, 1.0, None, 2)
     curve = tuple((seconds * np.linspace(0.95, 1.1, 101)).tolist())
     medians = tuple(seconds * factor for factor in (0.99, 1.0, 1.01, 1.0, 0.995))
     quantile = (Quantile(0.5, seconds, seconds, seconds, 500.0, 10),)
     return BucketLatency(
-        f"batch={batch}", {"batch": batch}, batch, seconds, 500, 10, True, seconds, quantile, curve, 0, quiet,
+        f"batch={batch}", {"batch": batch}, batch, seconds, 500, 10, True, seconds, quantile, curve, 0, quiet_load,
         process_medians_s=medians,
     )  # fmt: skip
 
@@ -71,9 +71,9 @@ def test_capacity_prints_rates_machines_costs_and_the_mix(timed: Project) -> Non
     )
     assert set(actual["mix"]["machines"]) <= {"cpu", "l4"} and actual["mix"]["machines"].get("l4", 0) <= 2
     assert "<svg" in timed.folder.joinpath("cost.svg").read_text()
-    again = timed.run(*words, "--wait", "0ms", "--batch", 1, "--quiet")
-    assert "simulating" in result.err and "simulating" not in again.err
-    assert again.code == 0 and "cheapest mix:" in again.out and "1.0 of 1" in again.out
+    second_result = timed.run(*words, "--wait", "0ms", "--batch", 1, "--quiet")
+    assert "simulating" in result.err and "simulating" not in second_result.err
+    assert second_result.code == 0 and "cheapest mix:" in second_result.out and "1.0 of 1" in second_result.out
 
 
 def test_a_servers_overhead_is_counted_if_given(built: Project) -> None:
@@ -114,7 +114,7 @@ def test_a_limit_below_the_fastest_run_reports_that_time(timed: Project) -> None
 
 def test_a_limit_that_concurrent_requests_exceed_is_reported(timed: Project) -> None:
     path = timed.folder / "traffic.jsonl"
-    path.write_text("\n".join(json.dumps({"at": at // 100, "inputs": {"x": [[0.0] * 8]}}) for at in range(200)))
+    path.write_text("\n".join(json.dumps({"at": index // 100, "inputs": {"x": [[0.0] * 8]}}) for index in range(200)))
     words = ("traffic", "capacity", "tiny", "--rate", 10, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
     words += ("--batch", 8)
     result = timed.run(*words, "--traffic", path)
@@ -122,7 +122,7 @@ def test_a_limit_that_concurrent_requests_exceed_is_reported(timed: Project) -> 
 
 
 def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
-    lines = [json.dumps({"at": 0.01 * at, "inputs": {"x": [[0.0] * 8] * (1 + at % 2)}}) for at in range(200)]
+    lines = [json.dumps({"at": 0.01 * index, "inputs": {"x": [[0.0] * 8] * (1 + index % 2)}}) for index in range(200)]
     path = timed.folder / "traffic.jsonl"
     path.write_text("\n".join(lines))
     words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
@@ -130,11 +130,11 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     result = timed.run(*words, "--traffic", path, "--json")
     assert result.code == 0 and result.json["arrivals"] == "recorded arrivals, scaled in time (200 requests)"
     path.write_text("\n".join(lines[:50]))
-    few = timed.run(*words, "--traffic", path)
-    assert few.code == 2 and "p99 takes at least 100" in few.err
+    few_result = timed.run(*words, "--traffic", path)
+    assert few_result.code == 2 and "p99 takes at least 100" in few_result.err
     path.write_text("\n".join(['{"kind": "enginesmith-traffic", "format": 1, "model": "other"}', *lines]))
-    other = timed.run(*words, "--traffic", path)
-    assert other.code == 2 and "is traffic of 'other', and this is 'tiny'" in other.err
+    other_result = timed.run(*words, "--traffic", path)
+    assert other_result.code == 2 and "is traffic of 'other', and this is 'tiny'" in other_result.err
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ targets: [cpu]
 def record(path: Path, lengths, at=None, **head) -> Path:
     with Recorder(path, **head) as recorder:
         for index, length in enumerate(lengths):
-            when = EPOCH + 0.01 * index if at is None else at[index]
-            recorder.append({"x": np.ones((1, length), np.float32)}, when)
+            when_epoch = EPOCH + 0.01 * index if at is None else at[index]
+            recorder.append({"x": np.ones((1, length), np.float32)}, when_epoch)
     return path
 
 
@@ -90,22 +90,22 @@ COMMAND = [sys.executable, "-m", "enginesmith", "traffic", "record"]
 
 
 def test_requests_are_read_from_stdin(tmp_path):
-    path, other = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
+    path, other_path = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
     lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     result = subprocess.run([*COMMAND, path], input=text, text=True, capture_output=True, check=True)
     assert "2 requests recorded" in result.stderr
     head, first, second = map(json.loads, path.read_text().splitlines())
     assert head["kind"] == "enginesmith-traffic" and first == lines[0] and second["at"] > 1e9
-    for words, typed, code, output in (
+    for words, typed_text, code, output in (
         ([path], '{"inputs": 3}\n', 2, "inputs is missing"),
-        ([other], "[]\n", 2, "an object is needed"),
+        ([other_path], "[]\n", 2, "an object is needed"),
         ([path, "--samples", path, "--per-second", "1"], "", 2, "error: " + str(path) + " is not empty"),
         (["/dev/full"], text, 3, "error: writing /dev/full: No space left on device"),
     ):
-        bad = subprocess.run([*COMMAND, *words], input=typed, text=True, capture_output=True)
-        assert bad.returncode == code and output in bad.stderr
-    assert not other.exists()
+        bad_result = subprocess.run([*COMMAND, *words], input=typed_text, text=True, capture_output=True)
+        assert bad_result.returncode == code and output in bad_result.stderr
+    assert not other_path.exists()
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ QUICK = ("--seconds", "0.002", "--profile-price", "0")
 
 def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20 + [70])
-    out = tmp_path / "buckets.svg"
-    call = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", out, "--write", "--json")
+    path = tmp_path / "buckets.svg"
+    call = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", path, "--write", "--json")
     assert call.code == 0, call.err
     edges = call.json["buckets"]["length"]
     assert 1 <= len(edges) <= 3 and edges[-1] == 64
@@ -140,7 +140,7 @@ def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     plans = {plan["name"]: plan for plan in call.json["choice"]["plans"]}
     assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
     assert plans["one profile"]["saved"]["low"] <= plans["one profile"]["saved"]["value"]
-    assert "chosen: up to 64" in out.read_text()
+    assert "chosen: up to 64" in path.read_text()
     assert words.read_text() == SPEC.replace("opt: 32, max: 64", f"buckets: [{', '.join(map(str, edges))}]")
 
     result = run("traffic", "buckets", words, "--traffic", place, "--most", 1, *QUICK)

@@ -76,8 +76,8 @@ def traced(called: set[tuple[str, str]]) -> Iterator[None]:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         name, code = frame.f_globals.get("__name__", ""), frame.f_code
-        written = code.co_filename.endswith(".py")  # and not made by `dataclass`
-        if event == "call" and written and name.partition(".")[0] in PACKAGES and not is_behind(frame):
+        is_written = code.co_filename.endswith(".py")  # and not made by `dataclass`
+        if event == "call" and is_written and name.partition(".")[0] in PACKAGES and not is_behind(frame):
             called.add((name, code.co_qualname.partition(".")[0]))
 
     gc.disable()  # a generator that another test left half-used is resumed, so called, when it is collected
@@ -107,7 +107,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         project = Project(folder / name)
         project.change_spec(**parts)
         store = open_store(folder / "registry", create=True)
-        with pytest.MonkeyPatch.context() as patched:  # the tests' own server is in no closure
-            patched.setattr("pipeline.sources.export.fork_here", lambda: nullcontext(spawn))
+        with pytest.MonkeyPatch.context() as patched_context:  # the tests' own server is in no closure
+            patched_context.setattr("pipeline.sources.export.fork_here", lambda: nullcontext(spawn))
             compile_model(Run(load_spec(project.spec), RunContext(store, executor, executor)))
     return executor

@@ -81,21 +81,21 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(ran, monkey
     assert {type(job.request) for job, _ in ran.done} >= KEYED
     for name in [name for name in sys.modules if name.startswith("pipeline.compile.steps.")]:
         monkeypatch.setattr(f"{name}.open_store", Bytes, raising=False)
-    again = [(job, value) for job, value in ran.done if not is_timed(job)]
-    assert {type(job.request) for job, _ in again} >= KEYED - {SearchQuantization}
-    for job, value in again:
+    second_jobs = [(job, value) for job, value in ran.done if not is_timed(job)]
+    assert {type(job.request) for job, _ in second_jobs} >= KEYED - {SearchQuantization}
+    for job, value in second_jobs:
         assert run(job) == value, job.name
 
 
 def test_a_step_uses_only_the_store_of_its_carriers() -> None:
     walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine])), ORT], SourceFiles())
-    read = set()
-    for name, reached in walk.found.items():
+    read_names = set()
+    for name, reached_value in walk.found.items():
         module = walk.modules[name]
         assert module is not None
-        for definition in (module.definitions[each] for each in reached if each in module.definitions):
-            read |= {target for target, _ in definition.references if is_carrier(target[0])}
-    assert read == {
+        for definition in (module.definitions[item] for item in reached_value if item in module.definitions):
+            read_names |= {target for target, _ in definition.references if is_carrier(target[0])}
+    assert read_names == {
         ("enginesmith.registry.store.base", "open_store"),
         ("enginesmith.registry.store.base", "Store"),
         ("enginesmith.registry.store.files", "BlobDigest"),  # a value: two digests
@@ -105,13 +105,13 @@ def test_a_step_uses_only_the_store_of_its_carriers() -> None:
 @pytest.mark.parametrize("request_type", sorted(KEYED, key=lambda kind: kind.__name__))
 def test_every_called_function_is_in_a_steps_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
-    reached = _walk([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles()).found
+    reached_names = _walk([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles()).found
     codec = ("enginesmith.core.codec", "builders.execution.jobs")
-    called = {(module, name) for module, name in ran.called[request_type] if module not in codec}
-    assert len(called) > 5
+    called_modules = {(module, name) for module, name in ran.called[request_type] if module not in codec}
+    assert len(called_modules) > 5
     # A lambda or a comprehension outside of functions has no name to look for.
-    missing = {f"{module}:{name}" for module, name in called if name not in reached.get(module, ())}
-    assert {place for place in missing if ":<" not in place} == set()
+    missing_texts = {f"{module}:{name}" for module, name in called_modules if name not in reached_names.get(module, ())}
+    assert {place for place in missing_texts if ":<" not in place} == set()
 
 
 def test_an_exported_models_record_depends_on_its_own_roots(ran: Traced) -> None:

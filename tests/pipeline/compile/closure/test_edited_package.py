@@ -40,11 +40,11 @@ def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
 def test_an_edited_function_repeats_its_results_and_the_plan_names_it(copy: Path, built: Project) -> None:
     body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     edit(copy, "pipeline/quantization/schemes/qdq.py", body, f"found = 1\n    {body}")
-    planned, _ = run(copy, built, "plan", "--no-export")
-    assert "code of pipeline.quantization.schemes.qdq changed" in planned["changes"]
+    planned_result, _ = run(copy, built, "plan", "--no-export")
+    assert "code of pipeline.quantization.schemes.qdq changed" in planned_result["changes"]
     outcome, log = run(copy, built, "build")
     assert (outcome["version"], outcome["cached"]) == ("1", True), "it gives the same, so no engine is built"
     assert "export: done" in log and "calibrate: cached" in log and "write int8" in log
     assert "prove cpu int8 onnxruntime: cached" in log
-    planned, _ = run(copy, built, "plan")
-    assert planned["changes"] == []
+    planned_result, _ = run(copy, built, "plan")
+    assert planned_result["changes"] == []

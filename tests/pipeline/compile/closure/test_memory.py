@@ -26,11 +26,11 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The roots that were computed, and not recalled."""
     items: list[tuple[str, ...]] = []
-    real = code._reach
+    real_reach = code._reach
 
     def noted(roots: tuple[str, ...], sources: SourceFiles) -> code.Closure:
         items.append(roots)
-        return real(roots, sources)
+        return real_reach(roots, sources)
 
     monkeypatch.setattr(code, "_reach", noted)
     return items
@@ -41,46 +41,46 @@ def ask() -> code.Closure:
 
 
 def test_a_closure_is_computed_once_and_again_after_a_change(toy, computed):
-    first = ask()
-    assert ask() == first and computed == [ROOTS]
+    first_answer = ask()
+    assert ask() == first_answer and computed == [ROOTS]
     (toy / "toy" / "far.py").write_text("def far():\n    return 2\n")
-    assert ask() == first and computed == [ROOTS]
+    assert ask() == first_answer and computed == [ROOTS]
     (toy / "toy" / "deep.py").write_text("def deep():\n    return 2\n")
-    assert ask().digest != first.digest and computed == [ROOTS, ROOTS]
+    assert ask().digest != first_answer.digest and computed == [ROOTS, ROOTS]
     (toy / "toy" / "deep.py").write_text("# a comment\ndef deep():\n    return 2\n")
     assert ask().digest == ask().digest and len(computed) == 3
 
 
 def test_a_new_module_is_noticed(toy: Path, computed: list[tuple[str, ...]]) -> None:
     (toy / "toy" / "start.py").write_text("def run():\n    from toy import late\n    return late.f()\n")
-    before = ask()
+    answer_before = ask()
     (toy / "toy" / "late.py").write_text("def f():\n    return 1\n")
-    assert ask().digest != before.digest and len(computed) == 2
+    assert ask().digest != answer_before.digest and len(computed) == 2
 
 
 def test_another_algorithm_version_counts(toy, computed, monkeypatch):
     ask()
     real = SourceFiles.digest
-    changed = "pipeline.compile.closure.definitions"
-    monkeypatch.setattr(SourceFiles, "digest", lambda self, name: "other" if name == changed else real(self, name))
+    changed_text = "pipeline.compile.closure.definitions"
+    monkeypatch.setattr(SourceFiles, "digest", lambda self, name: "other" if name == changed_text else real(self, name))
     ask()
     assert len(computed) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"modules": 1, "packages": [], "read": {}}'])
 def test_a_damaged_file_is_computed_again(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
-    first = ask()
+    first_answer = ask()
     (cache_files,) = (toy / "cache" / "code").iterdir()
     cache_files.write_bytes(damage)
-    assert ask() == first and len(computed) == 2
-    assert json.loads(cache_files.read_bytes())["modules"] == first.modules
+    assert ask() == first_answer and len(computed) == 2
+    assert json.loads(cache_files.read_bytes())["modules"] == first_answer.modules
 
 
 def test_an_unwritable_or_disabled_cache_costs_only_time(toy, computed, monkeypatch):
     (toy / "cache").write_text("a file where a folder belongs")
-    first = ask()
+    first_answer = ask()
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
-    assert ask().digest == first.digest and len(computed) == 2
+    assert ask().digest == first_answer.digest and len(computed) == 2
 
 
 def test_concurrent_threads_wait_for_one_computation(toy, computed, monkeypatch):

@@ -122,8 +122,8 @@ def test_unreached_code_does_not_change_the_digest(toy: Path, name: str, before:
 
 def test_all_bindings_of_a_name_count(toy: Path) -> None:
     write(toy, {"toy/start.py": "from numpy import sin as f\ndef run():\n    return f(1)\n"})
-    before = digest()
-    assert edited(toy, "toy/start.py", "import sin", "import cos") != before
+    digest_before = digest()
+    assert edited(toy, "toy/start.py", "import sin", "import cos") != digest_before
     assert reach(["toy.start:run"], SourceFiles({"toy"})).packages == ("numpy",)
     write(
         toy,
@@ -135,8 +135,8 @@ def test_all_bindings_of_a_name_count(toy: Path) -> None:
         },
     )
     assert edited(toy, "toy/start.py", "f, g", "g as f, f as g") != digest()
-    swapped = "from toy.b import f\nfrom toy.a import f as g\n"
-    assert edited(toy, "toy/re.py", "from toy.a import f\nfrom toy.b import f as g\n", swapped) != digest()
+    swapped_text = "from toy.b import f\nfrom toy.a import f as g\n"
+    assert edited(toy, "toy/re.py", "from toy.a import f\nfrom toy.b import f as g\n", swapped_text) != digest()
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_a_function_object_and_a_method_are_roots(toy: Path) -> None:
 
 
 def test_carriers_are_left_out(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = digest()
+    digest_before = digest()
     monkeypatch.setattr(definitions, "is_carrier", lambda name: name == "toy.deep")
-    assert digest() != before
+    assert digest() != digest_before
     assert edited(toy, "toy/deep.py", "return x", "return 2 * x") == digest()
 
 
 def test_a_zip_file_gives_the_same_digest(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = digest()
+    digest_before = digest()
     with zipfile.ZipFile(toy / "toy.zip", "w") as archive:
         for name in FILES:
             archive.write(toy / name, name)
@@ -207,7 +207,7 @@ def test_a_zip_file_gives_the_same_digest(toy: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "path_importer_cache", {})
     spec = SourceFiles({"toy"})._spec("toy.start")
     assert spec is not None and "toy.zip" in str(spec.origin)
-    assert digest() == before
+    assert digest() == digest_before
 
 
 def test_bytecode_alone_is_refused_with_the_remedy(toy: Path) -> None:
@@ -224,12 +224,12 @@ def test_bytecode_alone_is_refused_with_the_remedy(toy: Path) -> None:
 def test_an_extension_module_counts_by_its_bytes(toy: Path) -> None:
     from importlib.machinery import EXTENSION_SUFFIXES
 
-    native = toy / f"toy/local{EXTENSION_SUFFIXES[0]}"
+    native_path = toy / f"toy/local{EXTENSION_SUFFIXES[0]}"
     (toy / "toy/local.py").unlink()
-    native.write_bytes(b"machine code")
-    before = digest()
-    native.write_bytes(b"other code")
-    assert digest() != before
+    native_path.write_bytes(b"machine code")
+    digest_before = digest()
+    native_path.write_bytes(b"other code")
+    assert digest() != digest_before
 
 
 def test_the_error_names_a_module_with_invalid_syntax(toy: Path) -> None:

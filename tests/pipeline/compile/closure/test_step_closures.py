@@ -96,7 +96,7 @@ def altered(module: str, keep: frozenset[str] = frozenset()) -> bytes:
         match node:
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) if name not in keep:
                 first = node.body[0]
-                line = min(each.lineno for each in [first, *getattr(first, "decorator_list", [])])
+                line = min(item.lineno for item in [first, *getattr(first, "decorator_list", [])])
                 inserted.append((line, first.col_offset, b"0; " if line == node.lineno else b"0\n" + b" " * 4))
             case ast.Assign() | ast.AnnAssign() if node.value is not None and not names_in(node) & keep:
                 value = node.value
@@ -104,10 +104,10 @@ def altered(module: str, keep: frozenset[str] = frozenset()) -> bytes:
                 inserted.append((value.end_lineno or 0, value.end_col_offset or 0, b"),)"))
             case _:
                 pass
-    changed = list(lines)
+    changed_lines = list(lines)
     for line, column, text in sorted(inserted, reverse=True):
-        changed[line - 1] = changed[line - 1][:column] + text + changed[line - 1][column:]
-    return b"".join(changed)
+        changed_lines[line - 1] = changed_lines[line - 1][:column] + text + changed_lines[line - 1][column:]
+    return b"".join(changed_lines)
 
 
 @cache
@@ -118,7 +118,7 @@ def parsed(module: str) -> tuple[list[bytes], ast.Module]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
 
 
 def digest(step: str, changed: dict[str, bytes]) -> str:
@@ -138,9 +138,9 @@ def redone(changed: dict[str, bytes], steps: Iterable[str] = STEPS) -> set[str]:
 @pytest.mark.slow
 def test_every_module_of_a_closure_repeats_only_its_steps() -> None:
     """One module at a time, all that it defines is changed."""
-    inside = sorted({module for step in STEPS for module in closure(step).modules})
-    assert len(inside) > 100
-    for module in inside:
+    inner_modules = sorted({module for step in STEPS for module in closure(step).modules})
+    assert len(inner_modules) > 100
+    for module in inner_modules:
         expected = {step for step in STEPS if has_definitions(reached(step).get(module, frozenset()))}
         # A step that does not so much as read the module cannot depend on it.
         readers = {step for step in STEPS if module in closure(step).read}
@@ -155,17 +155,17 @@ def has_definitions(names: frozenset[str]) -> bool:
 @pytest.mark.parametrize("step", STEPS)
 def test_modules_outside_a_closure_repeat_nothing(step: str) -> None:
     """All other modules are changed at once, and so is what the step does not reach of its own modules."""
-    outside = [module for module in modules() if module not in closure(step).modules]
-    assert len(outside) > 300
-    imported = {module: altered(module) for module in outside if module in closure(step).read}
-    unread = {module: b"raise SystemExit\n" for module in outside if module not in closure(step).read}
-    own = {module: altered(module, names) for module, names in reached(step).items()}
-    assert redone(imported | unread | own, {step}) == set()
+    outer_modules = [module for module in modules() if module not in closure(step).modules]
+    assert len(outer_modules) > 300
+    imported_data = {module: altered(module) for module in outer_modules if module in closure(step).read}
+    unread_data = {module: b"raise SystemExit\n" for module in outer_modules if module not in closure(step).read}
+    own_data = {module: altered(module, names) for module, names in reached(step).items()}
+    assert redone(imported_data | unread_data | own_data, {step}) == set()
 
 
 def test_comments_docstrings_and_layout_repeat_nothing() -> None:
     """`ast.unparse` drops comments and layout; docstrings are made to differ."""
-    changed = {}
+    changed_sources = {}
     for module in {module for step in STEPS for module in closure(step).read if INSTALLED.read(module)}:
         source = INSTALLED.read(module)
         assert source is not None
@@ -173,23 +173,23 @@ def test_comments_docstrings_and_layout_repeat_nothing() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
                 node.body[0] = ast.Expr(ast.Constant("Other words."))
-        changed[module] = ast.unparse(tree).encode()
-    assert redone(changed) == set()
+        changed_sources[module] = ast.unparse(tree).encode()
+    assert redone(changed_sources) == set()
 
 
 def test_settings_that_affect_an_exports_record_are_in_its_key() -> None:
     """`carries_qdq` stands in a module of another step."""
     body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     quantizing = {"quantize", "choose", "choose, timed", "attribute graph"}
-    changed = edit("pipeline.quantization.schemes.qdq", body, "return False")
-    assert redone(changed) == {"export", "golden"} | quantizing
+    changed_edit = edit("pipeline.quantization.schemes.qdq", body, "return False")
+    assert redone(changed_edit) == {"export", "golden"} | quantizing
 
 
 def test_pages_displays_and_commands_repeat_nothing() -> None:
     pages = [module for module in modules() if is_page(module)]
     assert "validation.gpu.page" in pages and len(pages) > 100
-    imported = {page: altered(page) for page in pages if any(page in closure(step).read for step in STEPS)}
-    assert redone(imported) == set()
+    imported_data = {page: altered(page) for page in pages if any(page in closure(step).read for step in STEPS)}
+    assert redone(imported_data) == set()
     assert not {module for step in STEPS for module in closure(step).modules} & set(pages)
 
 
@@ -265,8 +265,8 @@ def test_code_found_at_run_time_is_listed() -> None:
         source = INSTALLED.read(module)
         assert source is not None
         for node in ast.parse(source.data).body:
-            uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-            uses |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"eval"}
+            uses = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+            uses |= {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)} - {"eval"}
             name = getattr(node, "name", "")
             if uses & names and any(name in reached(step).get(module, ()) for step in STEPS):
                 result.add((module, name))
@@ -279,7 +279,7 @@ def test_a_steps_key_is_computed_from_its_jobs_request() -> None:
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         request_names = {ast.unparse(call.func) for call in calls} & REQUESTS
-        keyed = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
-        if "type(request)" in keyed:  # whichever it is
+        unparses = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
+        if "type(request)" in unparses:  # whichever it is
             continue
-        assert request_names - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= keyed, file
+        assert request_names - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= unparses, file

@@ -89,29 +89,29 @@ def test_a_stateful_graph_gets_all_steps_numbered_by_sequence(tmp_path: Path) ->
 
 
 def test_samples_of_a_step_are_cut_along_the_graphs_dim(tmp_path: Path) -> None:
-    taken = TensorSpec("x", "float32", ("batch", "tokens"))
-    result = rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken, x="two.x", s="sum.next")
-    assert [row["x"] for row in result] == [[2 * at] for at in range(8)]
+    taken_spec = TensorSpec("x", "float32", ("batch", "tokens"))
+    result = rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken_spec, x="two.x", s="sum.next")
+    assert [row["x"] for row in result] == [[2 * index] for index in range(8)]
     assert [row[STEP] for row in result] == [[0], [0], [0], [1], [2], [3], [4], [4]]
     assert [row["s"] for row in result] == [[1], [1], [1], [2], [10], [20], [30], [30]]
 
 
 def test_uncuttable_samples_are_refused(tmp_path: Path) -> None:
-    taken = TensorSpec("s", "float32", ("tokens",))
+    taken_spec = TensorSpec("s", "float32", ("tokens",))
     with pytest.raises(DataError, match="input 's' gets 1 along 'tokens' in a step of 3 samples"):
-        rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken, s="sum.next")
+        rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken_spec, s="sum.next")
 
 
 def test_the_step_dim_belongs_to_the_graphs_own_inputs(tmp_path: Path) -> None:
-    own = TensorSpec("x", "float32", ("batch", "tokens"))
-    assert find_graph_steps(whole(tmp_path), True, [own], {"x": "d.x"}) == GraphSteps(True, "tokens")
-    assert find_graph_steps(whole(tmp_path), True, [own], {"x": "two.x"}) == GraphSteps(True, "")
+    own_spec = TensorSpec("x", "float32", ("batch", "tokens"))
+    assert find_graph_steps(whole(tmp_path), True, [own_spec], {"x": "d.x"}) == GraphSteps(True, "tokens")
+    assert find_graph_steps(whole(tmp_path), True, [own_spec], {"x": "two.x"}) == GraphSteps(True, "")
     assert GraphSteps(True, "tokens").arrays == (SEQUENCE, {"tokens": STEP})
     assert GraphSteps(False, "").arrays == (None, None)
 
 
 def test_a_mask_grows_with_the_states_that_it_covers(tmp_path: Path) -> None:
-    seen = list[int]()
+    seen_items = list[int]()
 
     class Masked(Session):
         inputs = (
@@ -122,7 +122,7 @@ def test_a_mask_grows_with_the_states_that_it_covers(tmp_path: Path) -> None:
         outputs = (TensorSpec("d.next", "float32", ("batch", "all")),)
 
         def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-            seen.append(inputs["d.mask"].shape[1])
+            seen_items.append(inputs["d.mask"].shape[1])
             return {"d.next": np.concatenate([inputs["d.cache"], inputs["d.x"]], 1)}
 
     path, dims = tmp_path / "golden.npz", (*DIMS, Dim("d.past", 0, 1, 4))
@@ -130,5 +130,5 @@ def test_a_mask_grows_with_the_states_that_it_covers(tmp_path: Path) -> None:
     states = (State("d.cache", "d.next"),)
     data = WholeData(path, "0" * 64, Masked.inputs, dims, "", states, "text")
     steps = list(roll_steps(Masked(), data, states))
-    assert seen == [1, 2, 3, 1]
+    assert seen_items == [1, 2, 3, 1]
     assert [step.tensors["d.mask"].shape for step in steps] == [(1, 1)] * 4, "data has what each step adds"

@@ -21,8 +21,8 @@ def test_a_build_stores_the_json_of_its_page(built: Project, tmp_path: Path) -> 
     text = page.decode()
     assert text.count('class="picture ecdf"') == 2 and "Worst cases" in text
     (tmp_path / "report.json").write_bytes(data)
-    again = built.run("report", tmp_path / "report.json", "--out", tmp_path / "again.html")
-    assert again.code == 0 and (tmp_path / "again.html").read_bytes() == page
+    second_result = built.run("report", tmp_path / "report.json", "--out", tmp_path / "again.html")
+    assert second_result.code == 0 and (tmp_path / "again.html").read_bytes() == page
 
 
 def test_an_undrawable_page_gives_the_reason_and_exists_anyway(project, monkeypatch):
@@ -33,8 +33,8 @@ def test_an_undrawable_page_gives_the_reason_and_exists_anyway(project, monkeypa
     folder = project.registry / "models" / "tiny" / "versions" / "1"
     assert "a picture &lt;of&gt; nothing" in (folder / "report.html").read_text()
     monkeypatch.undo()
-    again = project.run("report", folder / "report.json", "--out", project.folder / "again.html")
-    assert again.code == 0 and "1 engine proven" in (project.folder / "again.html").read_text()
+    second_result = project.run("report", folder / "report.json", "--out", project.folder / "again.html")
+    assert second_result.code == 0 and "1 engine proven" in (project.folder / "again.html").read_text()
 
 
 def test_the_error_names_an_invalid_document(tmp_path: Path, built: Project) -> None:

@@ -20,9 +20,9 @@ DRIFT = Check("quantization", "sqnr_db", "y", "golden", 3.0, 15.0, False)
 ])  # fmt: skip
 def test_a_failed_check_recommends_suitable_data(checks, has_golden, expected):
     spec: Any = SimpleNamespace(calibration=None, golden=None)
-    exported: Any = SimpleNamespace(golden_inputs=object() if has_golden else None)
+    exported_stub: Any = SimpleNamespace(golden_inputs=object() if has_golden else None)
     unit = SimpleNamespace(request=SimpleNamespace(precision="fp16"))
-    failed: Any = SimpleNamespace(
+    failed_stub: Any = SimpleNamespace(
         entry=SimpleNamespace(status="failed"), report=SimpleNamespace(checks=checks), built=SimpleNamespace(unit=unit)
     )
-    assert list(_hint(spec, exported, failed)) == expected
+    assert list(_hint(spec, exported_stub, failed_stub)) == expected

@@ -23,8 +23,8 @@ def model_in(folder: Path, dtype: type = np.float32) -> ModelProto:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     weight = TensorProto(name="w", data_type=kind, dims=[WIDTH, WIDTH])
     set_place(weight, str(folder / "w"), 0, WIDTH * WIDTH * np.dtype(dtype).itemsize)
-    ends = [[helper.make_tensor_value_info(name, kind, ["n", WIDTH])] for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *ends, [weight])
+    value_infos = [[helper.make_tensor_value_info(name, kind, ["n", WIDTH])] for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *value_infos, [weight])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -57,30 +57,30 @@ def test_another_file_system_gets_a_copy(store: Store, stored: StoredGraph) -> N
 
 @pytest.mark.parametrize("which", ["graph", "shard"])
 def test_a_damaged_blob_is_discarded(tmp_path: Path, store: Store, stored: StoredGraph, which: str) -> None:
-    damaged = stored.blob.digest if which == "graph" else stored.shards[0][0]
-    store.path(damaged).chmod(0o600)
-    store.path(damaged).write_bytes(bytes(store.size(damaged)))
+    damaged_digest = stored.blob.digest if which == "graph" else stored.shards[0][0]
+    store.path(damaged_digest).chmod(0o600)
+    store.path(damaged_digest).write_bytes(bytes(store.size(damaged_digest)))
     (tmp_path / "work").mkdir()
     with pytest.raises(IntegrityError, match="it was moved away"):
         fetch_graph(store, stored.blob.digest, tmp_path / "work" / "graph.onnx")
-    assert not store.has(damaged)
+    assert not store.has(damaged_digest)
 
 
 def test_stored_blobs_are_not_uploaded_again(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
     ((shard, _),) = stored.shards
-    before = store.path(shard).stat().st_ino
+    ino_before = store.path(shard).stat().st_ino
     (tmp_path / "again").mkdir()
     save_graph(model_in(tmp_path / "again"), tmp_path / "again" / "graph.onnx")
     assert put_graph(store, tmp_path / "again" / "graph.onnx") == stored
-    assert store.path(shard).stat().st_ino == before
+    assert store.path(shard).stat().st_ino == ino_before
 
 
 def test_an_emulated_graph_keeps_the_place_of_its_16_bit_weights(tmp_path: Path) -> None:
     path = tmp_path / "graph.onnx"
     save_graph(model_in(tmp_path, np.float16), path)
-    emulated = runnable(path, "fp16")
-    assert list_shards(emulated) == list_shards(path)
-    assert [node.op_type for node in load_graph(emulated).graph.node].count("Cast") >= 2
+    emulated_path = runnable(path, "fp16")
+    assert list_shards(emulated_path) == list_shards(path)
+    assert [node.op_type for node in load_graph(emulated_path).graph.node].count("Cast") >= 2
 
 
 def test_other_engines_have_no_shards(tmp_path: Path, store: Store) -> None:

@@ -38,21 +38,21 @@ def test_a_failing_golden_set_skips_sizes_and_calls_follow_the_spec(bench):
     assert {check.name for check in checks if not check.passed} & {"sqnr_db"}
     assert not [check for check in checks if check.name == "sizes"]
     assert [check.passed for check in checks if check.name == "calls repeated"] == [True]
-    without = CheckEngine(bench.engine().blob, bench.golden, {}, calls=None)
-    assert not [check for check in bench.run(without).checks if check.name.startswith(("calls", "sizes"))]
+    reduced_engine = CheckEngine(bench.engine().blob, bench.golden, {}, calls=None)
+    assert not [check for check in bench.run(reduced_engine).checks if check.name.startswith(("calls", "sizes"))]
 
 
 def test_equal_bits_are_required_only_of_deterministic_cpu_backends_and_models(bench, tmp_path):
     request = bench.engine().blob.request
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
-    drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
-    onnx.save(drawn, tmp_path / "drawn.onnx")
+    changed_text = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
+    onnx.save(changed_text, tmp_path / "drawn.onnx")
     assert repeats_bits(request, tmp_path / "graph.onnx") and not repeats_bits(request, tmp_path / "drawn.onnx")
     (gpu,) = parse_targets("sm_89")
     for backend, target, bits in (("xla", CPU, True), ("xla", gpu, False), ("tensorrt", gpu, False)):
         names = discovery.options_of(discovery.configure(backend, {})), ()
-        other = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
-        assert repeats_bits(other, tmp_path / "graph.onnx") == bits
+        other_request = BuildRequest("0" * 64, "fp32", target, backend, (), (), (), *names)
+        assert repeats_bits(other_request, tmp_path / "graph.onnx") == bits
     assert request.seed == bench.engine().blob.request.seed
 
 

@@ -26,8 +26,8 @@ def test_a_deciding_metric_replaces_numeric_limits_and_is_reported(built: Projec
     assert "golden.metric" not in units(outcome, "reason")["cpu fp32"]
     values = units(outcome, "metrics")["cpu int8"]
     assert values.keys() == {"top_k", "r2", "relative_error", "largest_error"} and 0.8 <= values["top_k"] <= 1
-    shown = built.run("show", "tiny", "--json").json
-    assert reason in {engine["reason"] for engine in shown["engines"]}
+    shown_document = built.run("show", "tiny", "--json").json
+    assert reason in {engine["reason"] for engine in shown_document["engines"]}
     assert built.run("report", "tiny", "--out", built.folder / "page.html").code == 0
     page = (built.folder / "page.html").read_text()
     assert "limit 100.0 dB not applied" in page and "limit 150.0 dB not applied" in page and "<caption>top_k" in page

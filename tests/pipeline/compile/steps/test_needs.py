@@ -58,11 +58,11 @@ def test_a_reservation_is_a_limit_only_if_the_spec_sets_one(project):
     assert memory_request(load_spec(project.spec), shard_bytes=9 << 30) == 8192
     project.change_spec(build={"memory_mib": 4096})
     assert memory_request(load_spec(project.spec)) == 4096
-    took = Expectation(seconds=3.0, peak_mib=1000.4, builds=2, basis="2 builds of this unit")
-    assert memory_request(load_spec(project.spec), took) == 1251
-    assert memory_request(load_spec(project.spec), replace(took, peak_mib=9000.0)) == 4096
-    assert memory_request(load_spec(project.spec), replace(took, peak_mib=0.0)) == LEAST_MEMORY_MIB
-    assert memory_request(load_spec(project.spec), replace(took, seconds=None, peak_mib=60.0)) == 4096
+    actual_expectation = Expectation(seconds=3.0, peak_mib=1000.4, builds=2, basis="2 builds of this unit")
+    assert memory_request(load_spec(project.spec), actual_expectation) == 1251
+    assert memory_request(load_spec(project.spec), replace(actual_expectation, peak_mib=9000.0)) == 4096
+    assert memory_request(load_spec(project.spec), replace(actual_expectation, peak_mib=0.0)) == LEAST_MEMORY_MIB
+    assert memory_request(load_spec(project.spec), replace(actual_expectation, seconds=None, peak_mib=60.0)) == 4096
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_a_reservation_is_a_limit_only_if_the_spec_sets_one(project):
     ],
 )
 def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
-    reduced = reduce_workspace(BuildEngine(unit))
-    assert reduced == (
+    reduced_build = reduce_workspace(BuildEngine(unit))
+    assert reduced_build == (
         mib and ReducedRequest(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
     )
 
@@ -110,9 +110,9 @@ def test_a_unit_that_ran_out_of_memory_is_published_with_its_actual_options(proj
     (entry,) = load(store, spec.model, "1").engines
     assert entry.options["workspace_mib"] == LEAN_WORKSPACE_MIB
     assert request_of(entry).key == entry.build_key
-    (planned,) = project.run("plan", project.spec, "--json").json["units"]
-    assert (planned["action"], planned["build_key"]) == ("cached", entry.build_key)
-    assert planned["reason"].endswith("with workspace_mib 1024, because a build with 0 ran out of memory")
+    (planned_unit,) = project.run("plan", project.spec, "--json").json["units"]
+    assert (planned_unit["action"], planned_unit["build_key"]) == ("cached", entry.build_key)
+    assert planned_unit["reason"].endswith("with workspace_mib 1024, because a build with 0 ran out of memory")
     assert project.build().json["cached"] is True
 
 
@@ -134,5 +134,5 @@ def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monk
     words = ("--executor", "ray", "--ray-address", "head:6379", "--runner", "inprocess", "--quiet")
     assert project.build(*words, "--wait-for-nodes", "15m").code == 3
     assert waits == [("head:6379", None, 900.0, PRELOADED)]
-    refused = project.build(*words, "--wait-for-nodes", "a while")
-    assert refused.code == 2 and "'a while' is not a duration" in refused.err
+    refused_build = project.build(*words, "--wait-for-nodes", "a while")
+    assert refused_build.code == 2 and "'a while' is not a duration" in refused_build.err

@@ -71,15 +71,15 @@ def test_a_blob_without_answers_is_refused(store: Store, golden: GoldenSet, tmp_
 
 def test_answers_that_contradict_the_graph_fail_the_checks(store, golden, answers, tmp_path):
     """The reference runs twice on the first case: the second time it answers itself."""
-    one = replace(golden, cases=golden.cases[1:2])
+    one_golden = replace(golden, cases=golden.cases[1:2])
     for times, repeats in ((2, []), (7, ["repeats"])):
-        with open_reference(store, net(tmp_path, times), one, answers) as session:
-            actual = drift_checks("engine", session, session, one, default_budget("engine", "fp32"))
+        with open_reference(store, net(tmp_path, times), one_golden, answers) as session:
+            actual = drift_checks("engine", session, session, one_golden, default_budget("engine", "fp32"))
         assert [check.name for check in actual if check.name == "repeats"] == repeats
 
 
 @pytest.mark.parametrize(("machine", "expected"), [(this_machine(), "a" * 64), ("x86-64-v9, 2 cores", None)])
 def test_answers_of_another_kind_of_machine_are_refused(machine: str, expected: str | None) -> None:
     model = OnnxModel("0" * 64, (), (), 20, carries_qdq=False)
-    exported = Exported(model, "1" * 64, Proof(), answers=KeptAnswers("a" * 64, machine))
-    assert answers_here(exported) == expected and answers_here(replace(exported, answers=None)) is None
+    export_value = Exported(model, "1" * 64, Proof(), answers=KeptAnswers("a" * 64, machine))
+    assert answers_here(export_value) == expected and answers_here(replace(export_value, answers=None)) is None

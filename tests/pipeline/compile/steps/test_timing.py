@@ -127,8 +127,8 @@ def test_a_too_long_cache_is_not_stored(build: Build, monkeypatch: pytest.Monkey
 def test_garbage_collection_keeps_the_caches(store: FileStore, build: Build) -> None:
     build("one")
     build("two")
-    (gone,) = collect(store).items
-    assert store.read_blob(gone.name) == b"one", "and not those that were replaced"
+    (gone_item,) = collect(store).items
+    assert store.read_blob(gone_item.name) == b"one", "and not those that were replaced"
 
 
 class Config:

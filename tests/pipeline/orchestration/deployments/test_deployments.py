@@ -49,10 +49,10 @@ def test_a_deployment_names_a_flow_and_its_parameters(expected: WantedDeployment
 
 
 def test_each_event_starts_one_run_with_its_payload() -> None:
-    triggered = [item for item in EVERY if item.trigger]
+    triggered_items = [item for item in EVERY if item.trigger]
     expected = ["compile_model", "validate_pending", "canary", "settle_canary", "choose_buckets"]
-    assert [item.flow for item in triggered] == expected
-    for item in triggered:
+    assert [item.flow for item in triggered_items] == expected
+    for item in triggered_items:
         assert item.trigger
         trigger = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
         assert trigger.expect == {item.trigger.event} and trigger.threshold == 1
@@ -62,18 +62,18 @@ def test_each_event_starts_one_run_with_its_payload() -> None:
 
 
 def test_the_end_of_a_run_ends_its_watch() -> None:
-    ends, begins = (
+    end_events, begins = (
         {event.rpartition(".")[2] for event in automation.trigger.expect}
         for automation in (deploy.lost_runs("enginesmith"), deploy.unstarted_runs("enginesmith", {}))
     )
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
-    assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
-    assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
+    assert "Skipped" in names and names <= end_events, "a state of ours that is not expected would be taken for silence"
+    assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= end_events and "Running" not in end_events
     heartbeats_s = get_current_settings().flows.heartbeat_frequency
     held_back_s = PRECEDING_EVENT_LOOKBACK.total_seconds()
     assert heartbeats_s and deploy.SILENT.total_seconds() > held_back_s + heartbeats_s, "one that is late is no death"
-    assert begins == {*ends - {"heartbeat"}, "Running", "Scheduled", "AwaitingRetry", "Cancelling"}
+    assert begins == {*end_events - {"heartbeat"}, "Running", "Scheduled", "AwaitingRetry", "Cancelling"}
     pending = {state().name for state in (Pending, Submitting, InfrastructurePending)}
     assert deploy.unstarted_runs("enginesmith", {}).trigger.after == {f"prefect.flow-run.{name}" for name in pending}
     watches = [deploy.unstarted_runs("enginesmith", {"pod_watch_timeout_seconds": start_s}) for start_s in (60, 7200)]
@@ -88,8 +88,8 @@ def test_a_build_of_a_started_process_is_restarted_up_to_a_limit(monkeypatch: An
     hopeless = deploy.hopeless_runs().trigger
     assert hopeless.expect == trigger.after, "a run that kills its machine would start for ever"
     assert hopeless.after <= trigger.expect and hopeless.threshold == deploy.TRIES, "what starts by hand has as many"
-    ends = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled")}
-    assert ends <= trigger.expect, "a run that was taken for lost, and ended, is not started again"
+    end_texts = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled")}
+    assert end_texts <= trigger.expect, "a run that was taken for lost, and ended, is not started again"
     assert {"prefect.flow-run.AwaitingRetry"} <= trigger.expect, "a person was faster"
     module = importlib.import_module("pipeline.orchestration.flows.compile_model")
     monkeypatch.setattr(module, "compile_any", raising(error))
@@ -100,8 +100,8 @@ def test_a_build_of_a_started_process_is_restarted_up_to_a_limit(monkeypatch: An
         flow.fn("spec.yaml")  # a person's, who sees it
     run = FlowRunContext.model_construct(flow_run=FlowRun(flow_id=uuid4(), deployment_id=uuid4()))
     with run, pytest.raises(type(error)) if error is REFUSED else nullcontext():
-        ended = flow.fn("spec.yaml")
-    assert error is REFUSED or (ended.is_failed() and f"prefect.flow-run.{ended.name}" in trigger.after)
+        ended_flow = flow.fn("spec.yaml")
+    assert error is REFUSED or (ended_flow.is_failed() and f"prefect.flow-run.{ended_flow.name}" in trigger.after)
 
 
 def test_every_generation_has_a_limit() -> None:
@@ -132,8 +132,8 @@ def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
     assert (container["image"], container["envFrom"]) == (entries["image"], entries["env_from"])
     assert (pod["nodeSelector"], pod["tolerations"]) == (entries["node_selector"], entries["tolerations"])
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    plain = apply_values(deploy.template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
-    assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
+    plain_manifest = apply_values(deploy.template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
+    assert "nodeSelector" not in plain_manifest["spec"]["template"]["spec"], "what is not given is not asked for"
 
 
 def test_places_are_absolute_for_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +150,16 @@ def test_gpu_tasks_run_on_the_named_ray_workers() -> None:
     words = ["--registry", "r", "--name", "l4", "--only", "validate-pending", "--only", "canary"]
     words += ["--traffic", "s3://bucket/t"]
     ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
-    placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
-    for inputs, named in (([*ray, "--on", "l4"], True), (ray, False)):
+    placed_fields = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
+    for inputs, is_named in (([*ray, "--on", "l4"], True), (ray, False)):
         _, plan = deployed(*words, *inputs)
         assert plan
         proofs, canaries = (item.parameters for item in plan.deployments())
-        assert {name: proofs.get(name) for name in ("on", *placed)} == (
-            {"on": "l4", **placed} if named else dict.fromkeys(("on", *placed))
+        assert {name: proofs.get(name) for name in ("on", *placed_fields)} == (
+            {"on": "l4", **placed_fields} if is_named else dict.fromkeys(("on", *placed_fields))
         ), "without a name the machine of the flow run does it"
-        assert {name: canaries.get(name) for name in ("target", *placed)} == (
-            {"target": "l4", **placed} if named else dict.fromkeys(("target", *placed))
+        assert {name: canaries.get(name) for name in ("target", *placed_fields)} == (
+            {"target": "l4", **placed_fields} if is_named else dict.fromkeys(("target", *placed_fields))
         )
     assert "give --executor ray" in deployed(*words, "--on", "l4")[0]
     assert "'cpu' names no GPU" in deployed(*words, *ray, "--on", "cpu")[0]
@@ -169,12 +169,12 @@ def test_gpu_tasks_run_on_the_named_ray_workers() -> None:
 def test_the_differences_of_a_deployment_name_only_changes() -> None:
     expected = next(expected for expected in EVERY if expected.cron and not expected.trigger)
     new = deploy._to_deployment(expected, "1", ["enginesmith"])
-    compared = ("entrypoint", "version", "description", "tags", "parameters")
-    fields = (*compared, "work_pool_name", "job_variables", "schedules")
+    compared_names = ("entrypoint", "version", "description", "tags", "parameters")
+    fields = (*compared_names, "work_pool_name", "job_variables", "schedules")
     schema = new._parameter_openapi_schema.model_dump(exclude_unset=True)
-    there = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(new, name) for name in fields})
+    stub = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(new, name) for name in fields})
     client: Any = SimpleNamespace(read_resource_related_automations=lambda _: [])
-    assert deploy._differences(client, there, new) == []
-    for name, other, message in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
-        changed: Any = SimpleNamespace(**{**vars(there), name: other})
-        assert deploy._differences(client, changed, new) == [message]
+    assert deploy._differences(client, stub, new) == []
+    for name, other_text, message in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
+        changed_stub: Any = SimpleNamespace(**{**vars(stub), name: other_text})
+        assert deploy._differences(client, changed_stub, new) == [message]

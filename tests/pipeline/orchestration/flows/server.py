@@ -70,10 +70,10 @@ class Prefect:
     def end_worker(self) -> None:
         """End the worker, and the runs that it has started, whose processes may be in groups of their own."""
         end(self.worker)
-        serving = {self.server.pid} if self.server and self.server.poll() is None else set()
+        serving_pids = {self.server.pid} if self.server and self.server.poll() is None else set()
         for process in self._left():
             with suppress(psutil.Error):
-                if not serving & {process.pid, *(parent.pid for parent in process.parents())}:
+                if not serving_pids & {process.pid, *(parent.pid for parent in process.parents())}:
                     process.kill()
 
     def stop(self) -> None:
@@ -102,8 +102,8 @@ class Prefect:
         """While inside, commands in this process use this server: two CPU seconds of imports less for each."""
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
-        with pytest.MonkeyPatch.context() as patched, temporary_settings({PREFECT_API_URL: self.url}):
-            patched.setenv("PREFECT_API_URL", self.url)
+        with pytest.MonkeyPatch.context() as patched_context, temporary_settings({PREFECT_API_URL: self.url}):
+            patched_context.setenv("PREFECT_API_URL", self.url)
             yield
 
     def runs(self, flow: str) -> list[dict[str, Any]]:

@@ -58,12 +58,12 @@ def test_the_flow_follows_a_rollout_to_its_end_and_sends_its_steps(started, sent
 
 def test_a_rollout_that_ends_early_is_sent(started, sent):
     store = open_store(started)
-    two = lookup.load(store, "digits", "2")
+    second_manifest = lookup.load(store, "digits", "2")
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     advance(started)
     (event, model, payload) = sent[-1]
     assert (event, model) == ("enginesmith.rollout.halted", "digits") and "needs a canary's PASS" in str(payload["why"])
-    assert two.version == payload["version"] == "2"
+    assert second_manifest.version == payload["version"] == "2"
 
 
 def test_an_unreachable_server_stops_nothing(started, monkeypatch):

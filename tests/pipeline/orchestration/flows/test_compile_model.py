@@ -20,8 +20,8 @@ from tests.pipeline.projects import Project
 def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "enginesmith", "build", project.spec, "--registry", project.registry, "--json"]
     environment = {**os.environ, "PREFECT_HOME": str(home)}
-    whole = [*map(str, command), "--runner", "prefect", *words]
-    return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
+    whole_command = [*map(str, command), "--runner", "prefect", *words]
+    return subprocess.run(whole_command, capture_output=True, text=True, env=environment, check=False)
 
 
 def artifacts(home: Path) -> set[tuple[str, str]]:
@@ -37,8 +37,8 @@ def keys(outcome: Any) -> dict[str, str]:
 @pytest.mark.server
 @pytest.mark.slow
 def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project, home: Path) -> None:
-    for each in (built, project):
-        each.change_spec(precisions=["int8"], targets=["cpu"])
+    for item in (built, project):
+        item.change_spec(precisions=["int8"], targets=["cpu"])
     result = with_prefect(project, home, "--executor", "ray")
     assert result.returncode == 0, result.stderr
     outcome, reference = json.loads(result.stdout), built.build().json
@@ -46,9 +46,9 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in result.stderr
     assert artifacts(home) == {("engines-tiny", "table")}
-    again = with_prefect(project, home, "--executor", "ray")
-    assert json.loads(again.stdout)["cached"] is True
-    assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"
+    second_prefect = with_prefect(project, home, "--executor", "ray")
+    assert json.loads(second_prefect.stdout)["cached"] is True
+    assert "nothing was started" in second_prefect.stderr, "no server and no cluster for a run with nothing to do"
 
 
 @pytest.mark.server

@@ -60,8 +60,8 @@ def test_a_registered_model_is_built_once_and_passes_its_canary(prefect, built, 
     assert {item["action"] for item in json.loads(prefect.enginesmith(*deploy).stdout)} == {"created"}
     prefect.start_worker()
     with prefect.in_reach():
-        again = built.run("prefect", "deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
-    assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginesmith-gpu-sm_89"]
+        second_document = built.run("prefect", "deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
+    assert [item["name"] for item in second_document if item["action"] != "unchanged"] == ["enginesmith-gpu-sm_89"]
     write_model(built.folder / "tiny.onnx", weights(seed=1))
     holder = hold(built, tmp_path, targets=["cpu", "sm_89"], golden={"data": "golden.npz", "labels": "label"})
     for _ in range(2):
@@ -69,8 +69,8 @@ def test_a_registered_model_is_built_once_and_passes_its_canary(prefect, built, 
     until("both run, and one waits", lambda: any("lock: waiting: compiling tiny" in text for text in said(prefect)))
     assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
     holder.unlink()
-    both = prefect.ended("compile-model", 2)
-    assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
+    both_runs = prefect.ended("compile-model", 2)
+    assert [run["state_type"] for run in both_runs] == ["COMPLETED"] * 2
     assert not any(task["tags"] for task in prefect.post("/task_runs/filter", {})), "for whose slots it would be asked"
     assert served(built) == (["1", "2"], "1"), "two events, one version"
     built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]
@@ -87,12 +87,12 @@ def test_a_registered_model_is_built_once_and_passes_its_canary(prefect, built, 
 @pytest.mark.slow
 def test_unwanted_deployments_are_deleted_with_their_triggers(prefect: Prefect, project: Project) -> None:
     deploy = ("prefect", "deploy", "--only", "validate-pending", "--json", "--name")
-    now = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
+    current_command = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
     with prefect.in_reach():
         for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
             assert project.run(*deploy, name, "--owner", owner).code == 0
-        both = [project.run(*now, *dry).json for dry in (["--dry-run"], [])]
-    for changes in both:
+        both_documents = [project.run(*current_command, *dry_names).json for dry_names in (["--dry-run"], [])]
+    for changes in both_documents:
         assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
     names = {item["name"] for item in prefect.post("/automations/filter", {})}
     expected = {"validate-pending/l4 on enginesmith.engine.unproven"}
@@ -111,13 +111,13 @@ def test_a_killed_or_cancelled_run_loses_nothing_and_survives_worker_and_server(
         assert project.run("prefect", "register", project.spec, "--no-event").code == 0
     prefect.start_worker()
 
-    killed, _, flow = in_the_middle(prefect, tmp_path)
+    killed_text, _, flow = in_the_middle(prefect, tmp_path)
     flow.send_signal(signal.SIGKILL)
-    until("the worker sees that it is gone", lambda: prefect.state(killed) == "CRASHED")
+    until("the worker sees that it is gone", lambda: prefect.state(killed_text) == "CRASHED")
 
-    cancelled, step, flow = in_the_middle(prefect, tmp_path)
-    prefect.cancel(cancelled)
-    until("it is cancelled", lambda: prefect.state(cancelled) == "CANCELLED")
+    cancelled_text, step, flow = in_the_middle(prefect, tmp_path)
+    prefect.cancel(cancelled_text)
+    until("it is cancelled", lambda: prefect.state(cancelled_text) == "CANCELLED")
     assert psutil.wait_procs([step, flow], timeout=PATIENCE_S)[1] == [], "what it ran has stopped"
     assert served(project) == ([], None), "no half version"
 

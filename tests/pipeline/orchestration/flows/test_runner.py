@@ -76,13 +76,13 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(taken):
         return item.name
 
     build.__name__ = engines.build.__name__
-    placed = PrefectRunner(gpu_slots=True)._with_slot
+    placed_slot = PrefectRunner(gpu_slots=True)._with_slot
     for target in ("sm_89", "l4"):
-        assert placed(build, unit(target))(unit(target), Work(None, context())).startswith(target)
+        assert placed_slot(build, unit(target))(unit(target), Work(None, context())).startswith(target)
     assert taken == [("enginesmith-gpu-sm_89", True)] * 2
     for item in (unit("cpu"), unit("sm_89", "cached")):
-        assert placed(build, item) is build
-    assert placed(pow, unit("sm_89")) is pow, "no other step compiles"
+        assert placed_slot(build, item) is build
+    assert placed_slot(pow, unit("sm_89")) is pow, "no other step compiles"
     assert PrefectRunner()._with_slot(build, unit("sm_89")) is build, "a server without limits is asked for none"
 
 
@@ -93,20 +93,20 @@ def test_a_long_wait_for_a_slot_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     waits: list[Event] = []
     message = context()
     message.progress.emit = waits.append
-    slow = False
+    is_slow = False
 
     @contextmanager
     def concurrency(_name: str, **_: object) -> Iterator[None]:
-        if slow:
+        if is_slow:
             until(lambda: waits)
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
-    placed = PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_89"))
-    assert placed(unit("sm_89"), Work(None, message)) == "built" and not waits, "it was free"
-    slow = True
+    placed_slot = PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_89"))
+    assert placed_slot(unit("sm_89"), Work(None, message)) == "built" and not waits, "it was free"
+    is_slow = True
     monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
-    assert placed(unit("sm_89"), Work(None, message)) == "built"
+    assert placed_slot(unit("sm_89"), Work(None, message)) == "built"
     assert waits == [Waiting(unit("sm_89").name, "a slot of enginesmith-gpu-sm_89 on the Prefect server")]
 
 
@@ -129,13 +129,13 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeyp
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), Work(None, context()))
     assert not isinstance(info.value, UnavailableError), "trying again would not help"
     for status in (None, 401, 404, 422, 429, 500):
-        error, busy = ConcurrencySlotAcquisitionError("no slot"), status in (None, 429, 500)
+        error, flag = ConcurrencySlotAcquisitionError("no slot"), status in (None, 429, 500)
         answer, request = httpx.Response(status or 0), httpx.Request("POST", "http://s")
         error.__cause__ = httpx.HTTPStatusError("", request=request, response=answer) if status else TimeoutError()
         monkeypatch.setattr(runner, "concurrency", raising(error))
-        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if busy else "no slot; .* refuses") as info:
+        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if flag else "no slot; .* refuses") as info:
             PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
-        assert isinstance(info.value, UnavailableError) is busy, "422: somebody drains this generation"
+        assert isinstance(info.value, UnavailableError) is flag, "422: somebody drains this generation"
     error.__cause__ = ValueError("an answer of another release")
     with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as info:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))

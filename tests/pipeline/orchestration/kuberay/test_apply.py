@@ -84,12 +84,12 @@ class Fake:
 
     def reconcile(self, spec: Object) -> None:
         """KubeRay 1.7 ends all pods of what is suspended, and workers that a group of the spec names as its own."""
-        named = {
+        groupnames = {
             (group["groupName"], name)
             for group in spec["workerGroupSpecs"]
             for name in group.get("scaleStrategy", {}).get("workersToDelete", ())
         }
-        self.ended += [pod.name for pod in self.pods() if spec.get("suspend") or (pod.group, pod.name) in named]
+        self.ended += [pod.name for pod in self.pods() if spec.get("suspend") or (pod.group, pod.name) in groupnames]
 
     def pods(self) -> list[Pod]:
         return [pod for pod in self.there if pod.name not in self.ended]
@@ -131,13 +131,13 @@ def test_kuberays_finalizer_stays_while_there_is_a_redis() -> None:
 
 
 def test_a_change_keeps_fields_of_other_writers() -> None:
-    live = ray_cluster(
+    live_cluster = ray_cluster(
         {**group("l4", 3), "scaleStrategy": {"workersToDelete": ["l4-x"]}}, group("h100", 0),
         resourceVersion="7", uid="r", finalizers=["ray.io/x", REDIS], annotations={"of": "another"},
         labels={"helm.sh/chart": "old"},
     )  # fmt: skip
-    live["spec"]["suspend"] = False
-    cluster = Fake(live, [HEAD, worker("l4-x", "l4")])
+    live_cluster["spec"]["suspend"] = False
+    cluster = Fake(live_cluster, [HEAD, worker("l4-x", "l4")])
     expected = ray_cluster(group("l4", 0, most=8), group("h100", 1, least=1), group("b200", 0))
     assert apply(cluster, expected, "enginesmith-ray") == "enginesmith-ray: up to date"
     (writes,) = cluster.written
@@ -156,9 +156,9 @@ def test_a_change_keeps_fields_of_other_writers() -> None:
 @pytest.mark.parametrize(("before", "after", "suspended"), [(1, 1, True), (0, 0, True), (0, 1, True), (1, 0, False)])
 def test_a_cluster_that_leaves_kueue_is_resumed(before: int, after: int, suspended: bool) -> None:
     queue = {"kueue.x-k8s.io/queue-name": "gpus"}
-    live, expected = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
-    live["spec"]["suspend"] = True
-    cluster = Fake(live)
+    live_cluster, expected = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
+    live_cluster["spec"]["suspend"] = True
+    cluster = Fake(live_cluster)
     text = apply(cluster, expected, "enginesmith-ray")
     assert ("up to date" not in text) is suspended
     assert not suspended or ("until Kueue admits it to queue gpus" if after else '{"spec": {"suspend": false}}') in text
@@ -188,27 +188,27 @@ GONE, LESS, NEWER = ray_cluster(group("h100", 0)), ray_cluster(group("l4", 0, mo
     ],
 )
 def test_running_workers_are_stopped_only_with_consent(manifest: Object, message: str, ended: list[str]) -> None:
-    live, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
-    refused = Fake(copy.deepcopy(live), pods)
+    live_cluster, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
+    refusing_cluster = Fake(copy.deepcopy(live_cluster), pods)
     with pytest.raises(InputError, match=message) as error:
-        apply(refused, manifest, "enginesmith-ray")
+        apply(refusing_cluster, manifest, "enginesmith-ray")
     assert f"kubectl annotate raycluster enginesmith-ray --namespace enginesmith {CONSENT}=true" in str(error.value)
-    assert not refused.written + refused.ended
-    live["metadata"]["annotations"] = {CONSENT: "true", "of": "another"}
-    fake_cluster = Fake(live, pods)
+    assert not refusing_cluster.written + refusing_cluster.ended
+    live_cluster["metadata"]["annotations"] = {CONSENT: "true", "of": "another"}
+    fake_cluster = Fake(live_cluster, pods)
     assert ", ".join(ended) in apply(fake_cluster, manifest, "enginesmith-ray")
     assert fake_cluster.ended == ended
-    last = fake_cluster.written[-1]
-    assert last["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
-    assert not last["spec"].get("suspend", False)
-    names = [item["groupName"] for item in last["spec"]["workerGroupSpecs"]]
+    last_object = fake_cluster.written[-1]
+    assert last_object["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+    assert not last_object["spec"].get("suspend", False)
+    names = [item["groupName"] for item in last_object["spec"]["workerGroupSpecs"]]
     assert names == [item["groupName"] for item in manifest["spec"]["workerGroupSpecs"]]
 
 
 @pytest.mark.parametrize("manifest", [GONE, NEWER])
 def test_the_next_job_continues_a_killed_one(manifest: Object) -> None:
-    live = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
-    cluster = Fake(live, [HEAD, worker("a", "l4"), worker("b", "l4")], idle=True)
+    live_cluster = ray_cluster(group("l4", 2), annotations={CONSENT: "true"})
+    cluster = Fake(live_cluster, [HEAD, worker("a", "l4"), worker("b", "l4")], idle=True)
     with pytest.raises(SystemExit):
         apply_waiting(cluster, manifest, "enginesmith-ray", FakeHead(), raising(SystemExit(137)))
     cluster.idle = False
@@ -221,15 +221,15 @@ def test_the_next_job_continues_a_killed_one(manifest: Object) -> None:
 
 def test_a_removed_group_stays_without_workers_until_its_own_have_ended() -> None:
     """Gone at once, its workers would be in no group whose `workersToDelete` could name them."""
-    live = ray_cluster({**group("l4", 2), "template": "l4's"}, annotations={CONSENT: "true"})
-    cluster = Fake(live, [HEAD, worker("a", "l4")])
+    live_cluster = ray_cluster({**group("l4", 2), "template": "l4's"}, annotations={CONSENT: "true"})
+    cluster = Fake(live_cluster, [HEAD, worker("a", "l4")])
     apply(cluster, GONE, "enginesmith-ray")
-    first, last = cluster.written
-    assert [item["groupName"] for item in first["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
-    assert first["spec"]["workerGroupSpecs"][1] == {
+    first_object, last_object = cluster.written
+    assert [item["groupName"] for item in first_object["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
+    assert first_object["spec"]["workerGroupSpecs"][1] == {
         **group("l4", 0, most=0), "template": "l4's", "scaleStrategy": {"workersToDelete": ["a"]}
     }  # fmt: skip
-    assert [item["groupName"] for item in last["spec"]["workerGroupSpecs"]] == ["h100"]
+    assert [item["groupName"] for item in last_object["spec"]["workerGroupSpecs"]] == ["h100"]
 
 
 def test_a_new_group_with_the_same_name_ends_old_workers() -> None:
@@ -240,8 +240,8 @@ def test_a_new_group_with_the_same_name_ends_old_workers() -> None:
 
 
 def test_only_a_worker_of_another_version_beside_a_new_head_is_ended() -> None:
-    live = ray_cluster(group("l4", 2), version="2.61.0", annotations={CONSENT: "true"})
-    cluster = Fake(live, [Pod("head", None, "2.61.0"), worker("a", "l4"), worker("b", "l4", "2.61.0")])
+    live_cluster = ray_cluster(group("l4", 2), version="2.61.0", annotations={CONSENT: "true"})
+    cluster = Fake(live_cluster, [Pod("head", None, "2.61.0"), worker("a", "l4"), worker("b", "l4", "2.61.0")])
     apply(cluster, NEWER, "enginesmith-ray")
     assert cluster.ended == ["a"] and cluster.written[-1]["spec"]["workerGroupSpecs"][0]["replicas"] == 2
 
@@ -261,9 +261,9 @@ def test_a_kuberay_that_ends_no_worker_is_named() -> None:
 
 
 def test_consent_is_the_word_true() -> None:
-    live = ray_cluster(group("l4", 1), annotations={CONSENT: "false"})
+    live_cluster = ray_cluster(group("l4", 1), annotations={CONSENT: "false"})
     with pytest.raises(InputError, match=r"its group .* is removed"):
-        apply(Fake(live, [worker("a", "l4")]), GONE, "enginesmith-ray")
+        apply(Fake(live_cluster, [worker("a", "l4")]), GONE, "enginesmith-ray")
 
 
 def test_a_group_stays_while_its_workers_are_being_created() -> None:
@@ -282,10 +282,10 @@ def test_an_ended_pod_is_no_worker_and_is_deleted_with_its_group() -> None:
 
 
 def test_without_workers_another_version_gets_a_new_head_and_a_group_is_deleted() -> None:
-    for expected, ended in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
+    for expected, ended_names in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
         cluster = Fake(ray_cluster(group("l4", 0)), [HEAD])
         apply(cluster, expected, "enginesmith-ray")
-        assert cluster.ended == ended
+        assert cluster.ended == ended_names
 
 
 def test_a_leftover_head_is_deleted_the_next_time() -> None:
@@ -293,15 +293,15 @@ def test_a_leftover_head_is_deleted_the_next_time() -> None:
     cluster = Fake(copy.deepcopy(NEWER), [HEAD])
     apply(cluster, NEWER, "enginesmith-ray")
     assert cluster.ended == ["head"]
-    unknown = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
+    unknown_cluster = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
     with pytest.raises(InputError, match=r"a: ends with head, which has Ray 2\.60\.0, not 2\.61\.0"):
-        apply(unknown, NEWER, "enginesmith-ray")
+        apply(unknown_cluster, NEWER, "enginesmith-ray")
 
 
 def test_a_cluster_under_deletion_is_not_changed() -> None:
-    live = ray_cluster(group("l4", 0), deletionTimestamp="2026-11-22T22:00:00Z")
+    live_cluster = ray_cluster(group("l4", 0), deletionTimestamp="2026-11-22T22:00:00Z")
     with pytest.raises(UnavailableError, match="being deleted"):
-        apply(Fake(live), GONE, "enginesmith-ray")
+        apply(Fake(live_cluster), GONE, "enginesmith-ray")
 
 
 def test_an_image_that_a_webhook_names_otherwise_is_not_another_one() -> None:
@@ -349,21 +349,21 @@ def test_a_new_image_ends_idle_workers_and_the_rest_after_their_unit(load, ended
     assert (cluster.ended, head.drained) == (ended, drained)
     spec = cluster.written[-1]["spec"]
     assert not spec.get("suspend") and spec["workerGroupSpecs"][0]["replicas"] == 2
-    same = Fake(with_image("old"), old_pods())
-    assert apply(same, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
+    same_cluster = Fake(with_image("old"), old_pods())
+    assert apply(same_cluster, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
 
 
 def test_leftover_workers_end_when_idle_without_other_writes() -> None:
-    new, head = with_image("new"), FakeHead(Load({"a": "node-a"}))
+    image, head = with_image("new"), FakeHead(Load({"a": "node-a"}))
     cluster = Fake(with_image("old"), old_pods())
-    assert "does not have the images" in finish(cluster, new, "enginesmith-ray", head) and not cluster.written
-    apply(cluster, new, "enginesmith-ray", head)
+    assert "does not have the images" in finish(cluster, image, "enginesmith-ray", head) and not cluster.written
+    apply(cluster, image, "enginesmith-ray", head)
     assert cluster.ended == ["b"]
-    assert "pods with another image stay" in finish(cluster, new, "enginesmith-ray", head) and cluster.ended == ["b"]
+    assert "pods with another image stay" in finish(cluster, image, "enginesmith-ray", head) and cluster.ended == ["b"]
     head.now = Load()
-    assert "ended head, a" in finish(cluster, new, "enginesmith-ray", head)
+    assert "ended head, a" in finish(cluster, image, "enginesmith-ray", head)
     writes = len(cluster.written)
-    assert "no pod has another image" in finish(cluster, new, "enginesmith-ray", head)
+    assert "no pod has another image" in finish(cluster, image, "enginesmith-ray", head)
     assert len(cluster.written) == writes
 
 
@@ -384,9 +384,9 @@ def test_a_pod_is_classified_by_its_labels() -> None:
 def test_a_missing_cluster_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     file, kubeconfig = tmp_path / "raycluster.yaml", tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(GONE))
-    here = [{"name": "x", "cluster": {"server": "http://127.0.0.1:9"}}]
+    fields = [{"name": "x", "cluster": {"server": "http://127.0.0.1:9"}}]
     context = [{"name": "x", "context": {"cluster": "x", "user": "x"}}]
-    config = {"clusters": here, "contexts": context, "users": [{"name": "x", "user": {}}], "current-context": "x"}
+    config = {"clusters": fields, "contexts": context, "users": [{"name": "x", "user": {}}], "current-context": "x"}
     kubeconfig.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     assert main([str(file), *WORDS]) == UnavailableError.exit_code
@@ -404,8 +404,8 @@ def test_an_invalid_ray_cluster_file_is_refused_by_the_field(text, tmp_path, cap
 def test_the_program_prints_its_actions_and_exits_with_0(words, printed, tmp_path, capsys, monkeypatch):
     (file := tmp_path / "raycluster.yaml").write_text(yaml.safe_dump(with_image("new")))
     fakes = {"Access": object, "Kubernetes": lambda *_: Fake(with_image("old"), old_pods()), "RayHead": FakeHead}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(f"pipeline.orchestration.kuberay.apply.{name}", fake)
+    for name, fake_cluster in fakes.items():
+        monkeypatch.setattr(f"pipeline.orchestration.kuberay.apply.{name}", fake_cluster)
     monkeypatch.setattr(FakeHead, "load", lambda _: Load())
     assert main([str(file), *WORDS, *words]) == 0 and printed in capsys.readouterr().out
 
@@ -437,8 +437,8 @@ def test_absence_and_conflict_are_answers_of_the_api_server(monkeypatch: Any) ->
     assert cluster(404).find() is None and cluster(GONE).find() == GONE
     assert [cluster(answer).replace(LESS) for answer in (404, 409, LESS)] == [False, False, True]
     pod: Object = {"metadata": {"name": "x"}}
-    ending = {"metadata": {"name": "y", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert [each.name for each in cluster({"items": [pod, ending]}).pods()] == ["x"]
+    last_fields = {"metadata": {"name": "y", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert [item.name for item in cluster({"items": [pod, last_fields]}).pods()] == ["x"]
     with pytest.raises(UnavailableError, match="h has no resource RayCluster; install the KubeRay operator"):
         cluster(404).create(GONE)
     for status, call in ((409, "find"), (403, "pods"), (500, "find")):

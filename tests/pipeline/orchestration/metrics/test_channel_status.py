@@ -64,18 +64,18 @@ def config_map(api: Api, folder: Path) -> ConfigMap:
 
 
 def test_a_line_shows_a_channels_version_and_rollout() -> None:
-    store, served, new = registry()
-    begin_and_look(store, new, plan("10%", "100%"))
+    store, served_manifest, new_manifest = registry()
+    begin_and_look(store, new_manifest, plan("10%", "100%"))
     (text,) = ChannelStatus(store).texts(list_all(store)).values()
     channel = read_channel(store, *WHERE)
     assert channel is not None and channel.active_rollout is not None
-    last = channel.active_rollout.history[-1]
+    last_step = channel.active_rollout.history[-1]
     assert text == (
-        f"stable: {served.version} since {channel.move.at}; "
-        f"rollout of {new.version}: running, {last.what} ({last.at})\n"
+        f"stable: {served_manifest.version} since {channel.move.at}; "
+        f"rollout of {new_manifest.version}: running, {last_step.what} ({last_step.at})\n"
     )
-    moved = replace(channel, rollout=None, move=replace(channel.move, by="ada"))
-    assert describe(moved) == f"stable: {served.version} since {channel.move.at} by ada"
+    moved_channel = replace(channel, rollout=None, move=replace(channel.move, by="ada"))
+    assert describe(moved_channel) == f"stable: {served_manifest.version} since {channel.move.at} by ada"
 
 
 def test_documents_are_read_after_a_change_in_a_rollout_or_in_turn(monkeypatch) -> None:
@@ -83,21 +83,21 @@ def test_documents_are_read_after_a_change_in_a_rollout_or_in_turn(monkeypatch) 
     store = published("a")
     for model in ("b", "c"):
         published(model, store=store)
-    read, status = list[str](), ChannelStatus(store)
+    items, status = list[str](), ChannelStatus(store)
     monkeypatch.setattr(
-        channel_status, "read_channel", lambda store, *where: (read.append(where[0]), read_channel(store, *where))[1]
+        channel_status, "read_channel", lambda store, *where: (items.append(where[0]), read_channel(store, *where))[1]
     )
-    first = status.texts(list_all(store))
-    assert sorted(read) == ["a", "b", "c"] and list(first) == ["a", "b", "c"]
-    read.clear()
+    first_texts = status.texts(list_all(store))
+    assert sorted(items) == ["a", "b", "c"] and list(first_texts) == ["a", "b", "c"]
+    items.clear()
     for _ in range(3):
-        assert status.texts(list_all(store)) == first
-    assert sorted(read) == ["a", "b", "c"], "one at each look"
+        assert status.texts(list_all(store)) == first_texts
+    assert sorted(items) == ["a", "b", "c"], "one at each look"
     published("b", b"two", store=store)
-    read.clear()
-    newest = list_all(store)[1].versions[-1]
-    assert f"stable: {newest} since" in status.texts(list_all(store))["b"] != first["b"]
-    assert "b" in read and len(read) <= 2
+    items.clear()
+    newest_version = list_all(store)[1].versions[-1]
+    assert f"stable: {newest_version} since" in status.texts(list_all(store))["b"] != first_texts["b"]
+    assert "b" in items and len(items) <= 2
 
 
 def test_a_damaged_channel_is_a_line_and_omitted_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +133,8 @@ def test_an_unreadable_registry_is_reported_beside_the_last_data(api: Api, tmp_p
     writer = StatusWriter(store, config_map(api, tmp_path), lambda _: None)
     writer.write(list_all(store))
     writer.write(None, "the registry cannot be read: no route")
-    before, after = (patch[0]["value"] for _, _, patch in api.patches)
-    assert after == {**before, "_problem": "the registry cannot be read: no route\n"}
+    value_before, after = (patch[0]["value"] for _, _, patch in api.patches)
+    assert after == {**value_before, "_problem": "the registry cannot be read: no route\n"}
 
 
 def test_a_refusal_is_reported_once_and_the_next_poll_retries(api: Api, tmp_path: Path) -> None:

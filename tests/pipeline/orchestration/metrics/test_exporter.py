@@ -81,10 +81,10 @@ def test_a_registered_spec_has_a_time_which_is_read_every_ten_minutes(store: Sto
 
 
 def test_running_and_lost_runs_are_counted(store: Store, tmp_path: Path) -> None:
-    lost, result = running(1), run_state(2, "other", state="failed")
-    for run in (lost, result):
+    lost_run, result = running(1), run_state(2, "other", state="failed")
+    for run in (lost_run, result):
         store.create(run_key(run.id), run.to_bytes())
-    os.utime(tmp_path / "registry" / run_key(lost.id), (0, 0))
+    os.utime(tmp_path / "registry" / run_key(lost_run.id), (0, 0))
     view = Looker(store).look()
     counts = {state: count for (state,), count in view.values[live.RUNS].items() if count}
     assert counts == {"lost": 1, "failed": 1}
@@ -95,8 +95,8 @@ def test_running_and_lost_runs_are_counted(store: Store, tmp_path: Path) -> None
 
 def test_unfinished_rollouts_have_their_last_move(store: Store) -> None:
     for model in ("digits", "letters"):
-        one, two = (publish_engines(store, [engine(store)], name, model=model).manifest for name in ("one", "two"))
-        channels.promote(store, one, "stable")
+        manifest, two = (publish_engines(store, [engine(store)], name, model=model).manifest for name in ("one", "two"))
+        channels.promote(store, manifest, "stable")
         begin(store, two, plan("5%", "100%"))
     operations.pause(store, "letters", "stable", Operator("ada", at(60)))
     view = Looker(store).look()
@@ -113,8 +113,8 @@ def test_unfinished_rollouts_have_their_last_move(store: Store) -> None:
 
 
 def test_a_halted_rollout_is_counted_until_the_next_one() -> None:
-    store, _, two = registry()
-    rollout = begin_and_look(store, two, plan("50%", "100%", errors_ppm=10_000))
+    store, _, second_manifest = registry()
+    rollout = begin_and_look(store, second_manifest, plan("50%", "100%", errors_ppm=10_000))
     looker = Looker(store)
     assert looker.look().values[live.ROLLOUTS]["running",] == 1
     tell(store, rollout, 20, reached(rollout)[:50], requests=1000, errors=60)
@@ -122,7 +122,7 @@ def test_a_halted_rollout_is_counted_until_the_next_one() -> None:
     for _ in range(2):
         view = looker.look()
         assert view.values[live.ROLLOUTS]["halted",] == 1 and not view.values[live.ROLLOUT_STEP]
-    begin(store, two, plan("100%"), 60)
+    begin(store, second_manifest, plan("100%"), 60)
     assert {state for (state,), count in looker.look().values[live.ROLLOUTS].items() if count} == {"running"}
 
 
@@ -135,9 +135,9 @@ def test_models_beyond_the_limit_have_no_series(built: Project, monkeypatch: pyt
 
 def test_an_unchanged_version_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(built.store)
-    first = looker.look()
+    first_look = looker.look()
     monkeypatch.setattr(live, "load", None)
-    assert looker.look().values == first.values
+    assert looker.look().values == first_look.values
 
 
 def test_a_poll_reads_some_models_and_all_in_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,21 +149,21 @@ def test_a_poll_reads_some_models_and_all_in_turn(store: Store, monkeypatch: pyt
     assert exporter.refresh_all()
     (unread_now,) = (metric for metric in exporter.collect() if metric.name == "enginesmith_models_unread")
     assert unread_now.samples[0].value == 0
-    looker, counts, unread = Looker(store), [], []
+    looker, counts, unread_items = Looker(store), [], []
     looked_at: list[list[str]] = []
-    read = Looker._model
+    loaded_model = Looker._model
 
     def note(self: Looker, model: str, version: str) -> Any:
         looked_at[-1].append(f"{model}@{version}")
-        return read(self, model, version)
+        return loaded_model(self, model, version)
 
     monkeypatch.setattr(Looker, "_model", note)
     for _ in range(4):
         looked_at.append([])
         view = looker.look()
         counts.append(sum(view.values[live.ENGINES].values()))
-        unread.append(view.values[live.UNREAD][()])
-    assert counts == [2, 4, 5, 5] and unread == [3, 1, 0, 0]
+        unread_items.append(view.values[live.UNREAD][()])
+    assert counts == [2, 4, 5, 5] and unread_items == [3, 1, 0, 0]
     publish_engines(store, [engine(store), engine(store, precision="fp16")], "2", model="d")
     looked_at.append([])
     assert sum(looker.look().values[live.ENGINES].values()) == 6
@@ -198,15 +198,15 @@ def test_the_dashboard_shows_all_existing_metrics() -> None:
     queries += [
         variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
     ]
-    used = {name for query in queries for name in re.findall(r"enginesmith_\w+", query)}
-    assert used <= set(metrics_by_series), f"no such metrics: {used - set(metrics_by_series)}"
-    shown = {metrics_by_series[name].name for name in used}
-    assert shown == {metric.name for metric in live.METRICS}, "the dashboard leaves some out"
+    used_names = {name for query in queries for name in re.findall(r"enginesmith_\w+", query)}
+    assert used_names <= set(metrics_by_series), f"no such metrics: {used_names - set(metrics_by_series)}"
+    shown_names = {metrics_by_series[name].name for name in used_names}
+    assert shown_names == {metric.name for metric in live.METRICS}, "the dashboard leaves some out"
     for query in queries:
         for name, selector in re.findall(r"(enginesmith_\w+)\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *metrics_by_series[name].labels}, query
-        for grouped in re.findall(r"by \(([^)]*)\)", query):
-            allowed = {"le"}.union(*(metrics_by_series[name].labels for name in re.findall(r"enginesmith_\w+", query)))
-            assert set(re.split(r",\s*", grouped)) <= allowed, query
+        for grouped_match in re.findall(r"by \(([^)]*)\)", query):
+            names = {"le"}.union(*(metrics_by_series[name].labels for name in re.findall(r"enginesmith_\w+", query)))
+            assert set(re.split(r",\s*", grouped_match)) <= names, query
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(places)

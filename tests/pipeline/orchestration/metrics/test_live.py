@@ -23,11 +23,11 @@ def test_errors_of_the_registry_are_counted(tmp_path: Path) -> None:
         counts = {sample.name: sample.value for result in exporter.collect() for sample in result.samples}
         return {f"enginesmith_registry_{kind}_total": counts[f"enginesmith_registry_{kind}_total"] for kind in TROUBLES}
 
-    before = counted()
+    count_before = counted()
     with pytest.raises(UnavailableError), reachable("writing"):
         raise OSError(28, "No space left on device")
     files.count_io("retries")
-    assert {name: value - before[name] for name, value in counted().items()} == {
+    assert {name: value - count_before[name] for name, value in counted().items()} == {
         "enginesmith_registry_errors_total": 1.0,
         "enginesmith_registry_retries_total": 1.0,
     }
@@ -54,6 +54,6 @@ def test_a_scraper_reaches_the_port_while_it_is_open(tmp_path: Path) -> None:
 def test_documented_metrics_are_the_exported_ones() -> None:
     text = (Path(__file__).parents[4] / "docs/guides/observability.md").read_text()
     for metric in definitions.METRICS:
-        named = f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}`"
-        assert named in text, f"{named} is not documented"
+        named_text = f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}`"
+        assert named_text in text, f"{named_text} is not documented"
         assert all(f"`{label}`" in text for label in metric.labels)

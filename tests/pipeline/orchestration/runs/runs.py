@@ -35,8 +35,8 @@ def stamp(seconds: float) -> str:
 
 def run_state(number: int = 0, model: str = "digits", **fields: object) -> RunState:
     """A run of this model that began `number` seconds into 2026."""
-    begun = BEGAN + timedelta(seconds=number)
-    name = f"{begun:%Y%m%dT%H%M%SZ}.{model}.{number:06x}"
+    start_time = BEGAN + timedelta(seconds=number)
+    name = f"{start_time:%Y%m%dT%H%M%SZ}.{model}.{number:06x}"
     state = RunState(name, model, "digits.yaml", "done", stamp(number), stamp(number), 10.0, "far", 1, "me")
     return replace(state, **fields)
 

@@ -40,11 +40,11 @@ def hostile(valid: bytes) -> st.SearchStrategy[bytes]:
 @given(hostile(RUN.to_bytes()))
 def test_a_run_is_read_and_shown_or_refused(data: bytes) -> None:
     try:
-        (one,) = view_runs(STORE, [parse_run("runs/x.json", data)])
+        (view,) = view_runs(STORE, [parse_run("runs/x.json", data)])
     except IntegrityError as error:
         assert str(error).startswith("runs/x.json: ")
         return
-    json.dumps(one.to_json(), allow_nan=False)
+    json.dumps(view.to_json(), allow_nan=False)
 
 
 @FEW
@@ -76,8 +76,8 @@ def test_text_of_a_run_does_nothing_to_the_terminal(tmp_path: Path, capsys: pyte
     run = running(why="\x1b[2Jwhy \x9b [red]no[/red]", log=log, log_bytes=9)
     store.create(run_key(run.id), run.to_bytes())
     for words in (("status",), ("status", "digits"), ("status", "digits", "--log", UNIT)):
-        shown = project.run(*words).out
-        assert not {char for char in shown if char < " " and char not in "\n\t"} and "\x9b" not in shown
+        shown_output = project.run(*words).out
+        assert not {char for char in shown_output if char < " " and char not in "\n\t"} and "\x9b" not in shown_output
     assert "printed\n\ttabbed" in project.run("status", "digits", "--log", UNIT).out
     assert "[red]no[/red]" in project.run("status", "digits").out
 

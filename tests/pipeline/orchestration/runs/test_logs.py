@@ -32,9 +32,9 @@ def test_pieces_cut_anywhere_give_the_same_text(cuts: list[int]) -> None:
 def test_a_partial_line_shows_no_part_of_a_secret(cut: int) -> None:
     log = KeptLog(SCRUB)
     log.feed(TEXT[:cut])
-    shown = log.last()
-    assert "hunter" not in shown
-    assert WANTED.startswith(shown.rstrip("\n")) or shown.endswith(f"{HIDDEN}\n")
+    shown_text = log.last()
+    assert "hunter" not in shown_text
+    assert WANTED.startswith(shown_text.rstrip("\n")) or shown_text.endswith(f"{HIDDEN}\n")
 
 
 def test_head_and_tail_stay_and_the_middle_is_counted() -> None:
@@ -47,8 +47,8 @@ def test_head_and_tail_stay_and_the_middle_is_counted() -> None:
 
 
 def test_a_log_of_exactly_the_limit_is_complete() -> None:
-    fits = "1234567\n" * ((HEAD_BYTES + TAIL_BYTES) // 8)
-    assert kept(fits).text() == fits and "were left out" in kept(fits, "\n").text()
+    fitting_text = "1234567\n" * ((HEAD_BYTES + TAIL_BYTES) // 8)
+    assert kept(fitting_text).text() == fitting_text and "were left out" in kept(fitting_text, "\n").text()
 
 
 def test_a_line_without_end_is_cut_and_bounded() -> None:

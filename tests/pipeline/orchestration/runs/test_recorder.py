@@ -47,10 +47,10 @@ def test_a_finished_runs_whole_history_is_stored(store: FileStore) -> None:
         tell_all(run_recorder, log="password=hunter2hunter2\n")
     run = the_run(store)
     assert (run.state, run.model, run.beats_every_s) == ("done", "digits", recorder.BEAT_S) and run.ended_at
-    export, unit, other, refused = run.item("export"), run.item(UNIT), run.item(OTHER), run.item(REFUSED)
+    export, unit, other_item, refused_item = run.item("export"), run.item(UNIT), run.item(OTHER), run.item(REFUSED)
     assert export and export.state == "cached" and not export.is_unit
-    assert refused and (refused.state, refused.why) == ("refused", "why not")
-    assert other and other.state == "cached"
+    assert refused_item and (refused_item.state, refused_item.why) == ("refused", "why not")
+    assert other_item and other_item.state == "cached"
     assert unit and (unit.state, unit.where, unit.seconds, unit.peak_mib) == ("built", "node-8", 12.346, 512.3)
     assert unit.cpu_s == 20.12 and unit.predicted == EXPECTED and unit.retries == ("killed by SIGSEGV",)
     assert unit.verdict == "unproven: no GPU" and unit.phase == "" and unit.started_at and unit.ended_at
@@ -76,13 +76,13 @@ def test_unchanged_state_is_rewritten_only_as_heartbeat(store: FileStore, monkey
     tracker.emit(Started("export"))
     writer._round()
     key = run_key(tracker.run)
-    first = store.read(key)
+    first_content = store.read(key)
     writer._heard += 3600
     writer._round()
-    assert store.read(key) == first
+    assert store.read(key) == first_content
     writer._heard -= 3600 + recorder.BEAT_S + 1
     writer._round()
-    assert store.read(key) != first
+    assert store.read(key) != first_content
 
 
 @pytest.mark.parametrize(
@@ -116,30 +116,30 @@ def test_a_failing_registry_costs_one_warning_and_no_build(store, monkeypatch, c
     for _ in range(3):
         writer._round()
     writer._round(last=True)
-    warned = capsys.readouterr().err
-    assert warned.count("warning:") == 1 and "No space left on device" in warned
+    warned_errors = capsys.readouterr().err
+    assert warned_errors.count("warning:") == 1 and "No space left on device" in warned_errors
     assert tracker.snapshot("").item(UNIT), "and the run knows what it knew"
 
 
 def test_a_hanging_registry_does_not_block_the_end_of_a_run(store, monkeypatch, capsys):
-    hangs = threading.Event()
+    hangs_event = threading.Event()
     monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(PATIENCE_S))
+    monkeypatch.setattr(FileStore, "replace", lambda *_: hangs_event.wait(PATIENCE_S))
     try:
         with record_run(store, begun(store), lambda _: None) as run_recorder:
             run_recorder.emit(Started("export"))
         assert "has not answered for 0.05 s" in capsys.readouterr().err
     finally:
-        hangs.set()
+        hangs_event.set()
 
 
 def test_a_write_with_a_lost_answer_is_repeated(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, writer = by_hand(store)
-    true_replace, lost = FileStore.replace, [True, False, True]
+    true_replace, lost_flags = FileStore.replace, [True, False, True]
 
     def replace(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
         result = true_replace(self, key, data, expected)
-        if lost and lost.pop(0):
+        if lost_flags and lost_flags.pop(0):
             raise UndecidedError("the answer was lost")
         return result
 
@@ -159,8 +159,8 @@ def test_build_times_are_recorded_and_cached_units_are_counted(store: FileStore)
         run_recorder.emit(Started(UNIT))
         run_recorder.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
         run_recorder.emit(Finished(UNIT, "built", words="built in 4 s"))
-    (past,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
-    assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 75, "built")
+    (duration,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
+    assert (duration.seconds, duration.peak_mib, duration.graph_bytes, duration.outcome) == (5.0, 50.0, 75, "built")
     totals = read_totals(store.read(TOTALS))
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 
@@ -183,8 +183,8 @@ def test_garbage_collection_keeps_logs_of_kept_runs(store: FileStore) -> None:
         run_recorder.emit(Printed("export", "printed\n"))
         run_recorder.emit(ProcessEnded("export", Usage(1.0, 1.0)))
     item = the_run(store).item("export")
-    loose = store.put_bytes(b"loose")
+    loose_digest = store.put_bytes(b"loose")
     assert item and item.log
-    assert [result.name for result in collect(store).items] == [loose]
+    assert [result.name for result in collect(store).items] == [loose_digest]
     store.remove(run_key(the_run(store).id))
-    assert {result.name for result in collect(store).items} == {loose, item.log}
+    assert {result.name for result in collect(store).items} == {loose_digest, item.log}

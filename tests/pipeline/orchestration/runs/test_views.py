@@ -15,12 +15,12 @@ def at(run: RunState, seconds: float) -> RunView:
 
 def test_a_slow_driver_is_not_dead() -> None:
     assert at(running(), 29).state == "running"
-    silent = at(running(), 100)
-    assert silent.state == "lost" and silent.lost == (
+    silent_run = at(running(), 100)
+    assert silent_run.state == "lost" and silent_run.lost == (
         "no sign of life since 2026-01-01 00:00:00 UTC, 100 s ago: its driver (process 1 on far) died, or does not "
         "reach the registry"
     )
-    assert silent.counts == "1 lost"
+    assert silent_run.counts == "1 lost"
     assert at(run_state(), 10**6).lost == "", "what is over is not lost"
 
 
@@ -29,30 +29,30 @@ def test_a_heartbeat_ages_on_the_stores_clock() -> None:
     store, run = MemoryStore(), running()
     store.create(run_key(run.id), run.to_bytes())
     store.clock.now += timedelta(seconds=29)
-    (one,) = view_runs(store, [run])
-    assert (one.state, one.silent_s, one.took_s) == ("running", 29, 29)
+    (view,) = view_runs(store, [run])
+    assert (view.state, view.silent_s, view.took_s) == ("running", 29, 29)
     store.clock.now += timedelta(seconds=71)
     assert view_runs(store, [run])[0].lost.startswith("no sign of life since 2026-01-01 00:00:00 UTC, 100 s ago")
 
 
 def test_a_dead_local_driver_is_lost_at_its_first_missed_heartbeat() -> None:
-    here = replace(running(), **asdict(this_process()))
-    assert at(here, 15).state == "running"
+    local_run = replace(running(), **asdict(this_process()))
+    assert at(local_run, 15).state == "running"
     # Its number may be another's by now, as a turn's holder's may: that is told by when the process began.
-    for gone in (replace(here, pid=2**22 + 1), replace(here, began="1.0")):
-        assert at(gone, 15).state == "lost"
-        assert at(gone, 15).lost.endswith(f"(process {gone.pid} on {gone.host}) is not running any more")
-        assert at(gone, 9).state == "running", "it may have ended well just now"
-    elsewhere = replace(here, pid=2**22 + 1, namespace="pid:[1]")
-    assert at(elsewhere, 15).state == "running", "a container counts from 1, whatever this machine calls its processes"
+    for process in (replace(local_run, pid=2**22 + 1), replace(local_run, began="1.0")):
+        assert at(process, 15).state == "lost"
+        assert at(process, 15).lost.endswith(f"(process {process.pid} on {process.host}) is not running any more")
+        assert at(process, 9).state == "running", "it may have ended well just now"
+    remote_run = replace(local_run, pid=2**22 + 1, namespace="pid:[1]")
+    assert at(remote_run, 15).state == "running", "a container counts from 1, whatever this machine calls its processes"
 
 
 def test_the_remaining_time_is_predicted_for_running_units() -> None:
-    one = at(running(predicted=EXPECTED), 25)
-    item = replace(one.run.items[0], started_at=stamp(-15))
-    assert one.format_remaining(item) == "~30 s left (predicted from 3 builds of this unit)"
-    assert one.format_remaining(replace(item, state="built")) == ""
-    assert at(one.run, 500).format_remaining(item) == "", "nothing is predicted of what is lost"
+    run_state = at(running(predicted=EXPECTED), 25)
+    item = replace(run_state.run.items[0], started_at=stamp(-15))
+    assert run_state.format_remaining(item) == "~30 s left (predicted from 3 builds of this unit)"
+    assert run_state.format_remaining(replace(item, state="built")) == ""
+    assert at(run_state.run, 500).format_remaining(item) == "", "nothing is predicted of what is lost"
 
 
 def test_elapsed_times_stop_when_a_unit_or_its_driver_ends() -> None:

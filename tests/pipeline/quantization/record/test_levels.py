@@ -101,6 +101,6 @@ def test_rebinning_keeps_every_value_near_its_place(seed, name, bins):
     expected = np.cumsum(np.histogram(values, bins, (low, high))[0])
     reach = max(-low, high) / 128  # a value moves within its bin, at most
     width = (high - low) / bins
-    for index, (result, exact) in enumerate(zip(np.cumsum(counts), expected, strict=True)):
-        near = np.mean(np.abs(values - (low + (index + 1) * width)) <= reach) * len(values)
-        assert abs(result - exact) <= near + 5e-3 * len(values)
+    for index, (result, exact_value) in enumerate(zip(np.cumsum(counts), expected, strict=True)):
+        near_mean = np.mean(np.abs(values - (low + (index + 1) * width)) <= reach) * len(values)
+        assert abs(result - exact_value) <= near_mean + 5e-3 * len(values)

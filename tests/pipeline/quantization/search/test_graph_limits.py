@@ -55,13 +55,13 @@ def test_a_trial_keeps_the_limits_with_the_margin(sqnr_db: float, missed: bool) 
 
 
 def test_the_limits_hold_on_each_part_of_the_samples() -> None:
-    one_bad = [amplitude(15.5)] + [amplitude(60)] * 11
-    whole = -10 * np.log10(np.mean(np.square(one_bad)))
-    part = -10 * np.log10(np.mean(np.square(one_bad[: 12 // PARTS])))
-    assert whole > 20 and part > 20, "as a whole and in its part it would be good enough"
-    assert not judged(one_bad)
-    few = [amplitude(15.5)] * 4 + [amplitude(60)] * 8  # in one part alone
-    assert -10 * np.log10(np.mean(np.square(few))) > 20 and judged(few)
+    one_bad_values = [amplitude(15.5)] + [amplitude(60)] * 11
+    whole_number = -10 * np.log10(np.mean(np.square(one_bad_values)))
+    part = -10 * np.log10(np.mean(np.square(one_bad_values[: 12 // PARTS])))
+    assert whole_number > 20 and part > 20, "as a whole and in its part it would be good enough"
+    assert not judged(one_bad_values)
+    few_values = [amplitude(15.5)] * 4 + [amplitude(60)] * 8  # in one part alone
+    assert -10 * np.log10(np.mean(np.square(few_values))) > 20 and judged(few_values)
 
 
 def test_a_trial_ends_with_the_first_part_that_fails() -> None:
@@ -70,13 +70,13 @@ def test_a_trial_ends_with_the_first_part_that_fails() -> None:
 
     def answered(bad: int) -> Iterator[dict[str, np.ndarray]]:
         for index, values in enumerate(expected):
-            ran.append(index)
+            actual_indices.append(index)
             yield {"y": values["y"] * (-1 if index == bad else 1)}
 
-    for bad, count in ((1, 3), (4, 5), (6, 7), (-1, 7)):
-        ran = list[int]()
-        result = quality(expected, answered(bad), None, GraphJudge(GraphLimits(), expected))
-        assert bool(result.missed) is (bad >= 0) and len(ran) == count
+    for bad_number, count in ((1, 3), (4, 5), (6, 7), (-1, 7)):
+        actual_indices = list[int]()
+        result = quality(expected, answered(bad_number), None, GraphJudge(GraphLimits(), expected))
+        assert bool(result.missed) is (bad_number >= 0) and len(actual_indices) == count
 
 
 def test_decisions_may_change_once_or_in_a_hundred() -> None:
@@ -121,19 +121,19 @@ def test_a_trial_is_judged_at_the_edges_too() -> None:
     heavy = [{"y": np.broadcast_to(np.int8(0), (5 << 20, 96, 4))}]  # 5 MiB for each value of a sample
     assert [values["x"].shape for values in make_edges([samples], inputs, dims, heavy)] == [(1, 4)]
     args = model, all_ranges(model, samples), TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits())
-    usual, wide = choose(*args), choose(*args, shapes=(inputs, dims))
-    assert not usual.left and [reason[:18] for reason in wide.left.values()] == ["the graph's limits"]
-    assert wide.point.share > 0.9
+    usual_choice, wide_choice = choose(*args), choose(*args, shapes=(inputs, dims))
+    assert not usual_choice.left and [reason[:18] for reason in wide_choice.left.values()] == ["the graph's limits"]
+    assert wide_choice.point.share > 0.9
 
 
 def test_few_judging_samples_are_completed_with_fitted_ones() -> None:
     def sizes(count: int, filled: bool) -> tuple[int, int]:
-        fitted, judging = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
-        values = [run.inputs["x"].item() for run in judging]
+        fitted_runs, runs = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
+        values = [run.inputs["x"].item() for run in runs]
         assert values == sorted(set(values), key=values.index), "no run twice"
-        assert all(run.stop - 1 == run.start == run.inputs["x"].item() for run in judging), "where their labels are"
-        assert filled or not {*values} & {inputs["x"].item() for _, inputs in fitted}
-        return len(fitted), len(judging)
+        assert all(run.stop - 1 == run.start == run.inputs["x"].item() for run in runs), "where their labels are"
+        assert filled or not {*values} & {inputs["x"].item() for _, inputs in fitted_runs}
+        return len(fitted_runs), len(runs)
 
     assert sizes(48, filled=False) == (36, 12) and sizes(48, filled=True) == (36, 48)
     assert sizes(200, filled=True) == (150, JUDGED) and sizes(3, filled=True) == (3, 3)
@@ -143,8 +143,8 @@ def test_few_judging_samples_are_completed_with_fitted_ones() -> None:
 def test_a_search_for_limits_leaves_the_fewest_groups_in_float() -> None:
     model, samples = outlier_net(), noise(128, 1)
     ranges = all_ranges(model, samples)
-    usual = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits()))
-    assert usual.point.share == 1 and usual.point.sqnr_db >= 20
-    strict = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits({"sqnr_db": 33.0})))
-    assert 0 < strict.point.share < 1 and strict.point.sqnr_db >= 38
-    assert all(reason.startswith("the graph's limits: quantized alone") for reason in strict.left.values())
+    usual_choice = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits()))
+    assert usual_choice.point.share == 1 and usual_choice.point.sqnr_db >= 20
+    choice = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits({"sqnr_db": 33.0})))
+    assert 0 < choice.point.share < 1 and choice.point.sqnr_db >= 38
+    assert all(reason.startswith("the graph's limits: quantized alone") for reason in choice.left.values())

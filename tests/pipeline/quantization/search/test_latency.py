@@ -18,8 +18,8 @@ from tests.pipeline.quantization.small_nets import CPU, attention_net, sentences
 def rounds(int8: float, plain: float, jitter: float = 0.0) -> Iterator[tuple[float, float]]:
     """Endless rounds whose two sides are hit by the same slow moments, and by some jitter of their own."""
     for index in itertools.count():
-        slow = 5.0 * (index % 3)
-        yield int8 + slow + jitter * (index % 5 - 2), plain + slow - jitter * (index % 7 - 3)
+        slow_value = 5.0 * (index % 3)
+        yield int8 + slow_value + jitter * (index % 5 - 2), plain + slow_value - jitter * (index % 7 - 3)
 
 
 @pytest.mark.parametrize(("int8", "plain", "pays"), [(10, 11, True), (11, 10, False), (10, 10.001, False)])
@@ -51,8 +51,8 @@ class Scripted:
         return rounds(self._ms(first), self._ms(second))
 
     def _ms(self, model: ModelProto) -> float:
-        quantized = [n.name for n in model.graph.node if n.op_type == "MatMul" and "dequantized" in n.input[0]]
-        return 20 - sum(-3 if name == self.slow else 1 for name in quantized)
+        quantized_names = [n.name for n in model.graph.node if n.op_type == "MatMul" and "dequantized" in n.input[0]]
+        return 20 - sum(-3 if name == self.slow else 1 for name in quantized_names)
 
 
 def chosen(race: Scripted, **options):
@@ -80,11 +80,11 @@ def test_a_slower_group_stays_in_float_with_its_times_as_the_reason(last: str) -
 
 def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
     model, samples = attention_net(), sentences(16)
-    written = quantize_int8(model, all_ranges(model, samples), CPU)[0]
+    written_model = quantize_int8(model, all_ranges(model, samples), CPU)[0]
     request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
     with EngineTiming(OnnxRuntime(), request, samples, tmp_path) as race:
-        result = Timing.of(list(itertools.islice(race(written, model), 4)))
-        again = Timing.of(list(itertools.islice(race(written, written), 2)))
+        result = Timing.of(list(itertools.islice(race(written_model, model), 4)))
+        second_value = Timing.of(list(itertools.islice(race(written_model, written_model), 2)))
         assert len(list(tmp_path.iterdir())) == 1  # the engine that both races had is kept, the other is gone
-    assert result.int8_ms > 0 and result.float_ms > 0 and again.rounds == 2
+    assert result.int8_ms > 0 and result.float_ms > 0 and second_value.rounds == 2
     assert list(tmp_path.iterdir()) == []

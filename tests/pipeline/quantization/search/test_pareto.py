@@ -35,8 +35,8 @@ def test_a_dominated_point_is_not_on_the_front() -> None:
 
 def test_the_knee_is_where_more_speed_begins_to_cost_much() -> None:
     assert find_knee(POINTS) == BEND
-    even = [FrontierPoint(1 - n / 4, (), None, -10 * np.log10(1 - n / 4 + 1e-9), ms=1 + n) for n in range(5)]
-    assert find_knee(even) == even[0], "groups that cost the same for what they save are all taken"
+    even_points = [FrontierPoint(1 - n / 4, (), None, -10 * np.log10(1 - n / 4 + 1e-9), ms=1 + n) for n in range(5)]
+    assert find_knee(even_points) == even_points[0], "groups that cost the same for what they save are all taken"
 
 
 def test_steps_double_up_to_all() -> None:
@@ -70,15 +70,15 @@ def test_the_chosen_point_is_on_the_front_of_the_runs(race: Counted | None) -> N
     knee = chosen(race=race)
     times = [entry.ms for entry in knee.table]
     budget_ms = (times[1] + times[2]) / 2
-    floored = chosen(floor=SearchFloor(sqnr_db=44), race=race)
+    floored_chosen = chosen(floor=SearchFloor(sqnr_db=44), race=race)
     within = chosen(budget_ms, race=race)
-    for result in (knee, floored, within):
-        front = find_front(result.table)
-        assert result.point in front and len(front) > 1, result.rule
+    for result in (knee, floored_chosen, within):
+        front_points = find_front(result.table)
+        assert result.point in front_points and len(front_points) > 1, result.rule
         assert all(entry.weight_bytes > 0 for entry in result.table)
         (marks,) = [[row[-1] for row in point_rows(result.document(None).recorded)]]
         assert marks.count("chosen") == 1 and set(marks) <= {"chosen", "front", ""}
-    assert floored.point.ms == min(entry.ms for entry in floored.table if entry.sqnr_db >= 44)
+    assert floored_chosen.point.ms == min(entry.ms for entry in floored_chosen.table if entry.sqnr_db >= 44)
     assert within.point.ms <= budget_ms
     assert error_of(within.point) == min(error_of(entry) for entry in within.table if entry.ms <= budget_ms)
     assert all(reason.startswith("the budget of ") for reason in within.left.values())
@@ -108,7 +108,7 @@ def test_nodes_that_a_person_wants_in_int8_ignore_the_budget() -> None:
 
 def test_costs_are_modelled_at_the_tuned_sizes() -> None:
     specs = [TensorSpec("tokens", "int64", ("batch", "n")), TensorSpec("mask", "float32", ("batch", "n"))]
-    small, large = (chosen(100, shapes=(specs, [Dim("batch", 1, opt, 512)])).point.ms for opt in (1, 512))
+    small, large = (chosen(100, shapes=(specs, [Dim("batch", 1, opt_number, 512)])).point.ms for opt_number in (1, 512))
     assert large > 9 * small
 
 

@@ -43,8 +43,8 @@ class Bench:
 
     def attributed(self, candidate: ModelProto) -> Attribution:
         pair = graph(self.model, self.folder, "reference"), graph(emulate(candidate), self.folder, "candidate")
-        failed = [describe(check) for check in self.judge(candidate) if not check.passed]
-        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed)
+        failed_texts = [describe(check) for check in self.judge(candidate) if not check.passed]
+        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed_texts)
 
 
 def recipe_of(
@@ -58,17 +58,17 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", scheme)
     bench = Bench(model, noise(64), tmp_path, LIMITS)
-    narrow = recipe.write()[0]
-    before = bench.judge(narrow)
-    assert not all(check.passed for check in before)
-    result = bench.attributed(narrow)
+    narrow_model = recipe.write()[0]
+    judgement_before = bench.judge(narrow_model)
+    assert not all(check.passed for check in judgement_before)
+    result = bench.attributed(narrow_model)
     assert result.rows[0].node == "MatMul_u"
-    message = propose(recipe, result, before, bench.judge)
+    message = propose(recipe, result, judgement_before, bench.judge)
     assert message.groups == 3 and message.leave == (("MatMul_u",),) and message.minimal and message.runs == 1
     spec = Quantization(**yaml.safe_load(message.snippet)["quantization"])
     rules = [Override(item.match, item.precision) for item in spec.overrides]
-    pasted, _ = write(model, "int8", scheme, recipe.ranges, rules)
-    assert all(check.passed for check in bench.judge(pasted))
+    pasted_path, _ = write(model, "int8", scheme, recipe.ranges, rules)
+    assert all(check.passed for check in bench.judge(pasted_path))
     (quality,) = [change for change in message.quality if change.before.name == "sqnr_db"]
     assert quality.before.value < 28 <= quality.after.value
     assert any("with 1 of 3 groups in float" in line for line in describe_proposal(message))
@@ -78,8 +78,8 @@ def test_the_specs_rules_stay_in_front(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = replace(recipe_of(model, noise(64), "int8", CPU), rules=(Override("*_z", "fp32"),))
     bench = Bench(model, noise(64), tmp_path, LIMITS)
-    narrow = recipe.write()[0]
-    message = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
+    narrow_model = recipe.write()[0]
+    message = propose(recipe, bench.attributed(narrow_model), bench.judge(narrow_model), bench.judge)
     assert message.groups == 2
     assert [item.match for item in message.overrides] == ["*_z", "MatMul_u"]
 
@@ -88,8 +88,8 @@ def test_without_a_passing_choice_nothing_is_proposed(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", CPU)
     bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
-    narrow = recipe.write()[0]
-    message = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
+    narrow_model = recipe.write()[0]
+    message = propose(recipe, bench.attributed(narrow_model), bench.judge(narrow_model), bench.judge)
     assert message.leave is None and "no proposal" in next(describe_proposal(message))
 
 

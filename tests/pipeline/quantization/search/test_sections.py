@@ -77,9 +77,9 @@ def test_nothing_is_cut_below_a_skip():
 
 def test_an_output_is_no_waist():
     model = residual_net(2)
-    shown = model.graph.output.add()
-    shown.CopyFrom(model.graph.output[0])
-    shown.name = "x1"
+    shown_output = model.graph.output.add()
+    shown_output.CopyFrom(model.graph.output[0])
+    shown_output.name = "x1"
     assert [section.end for section in divided(model, 1)] == ["u0", "d0", None]
 
 
@@ -93,13 +93,13 @@ def test_a_group_that_is_read_behind_a_waist_ends_there():
 @pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
 def test_errors_measured_nearby_equal_those_at_the_outputs(monkeypatch, scheme):
     model = residual_net()
-    exact, near = (damages(model, horizon, monkeypatch, scheme) for horizon in (1000, 4))
-    off = 10 * np.log10(near / exact)
-    assert np.array_equal(near[-5:], exact[-5:]), "those of the last two sections are measured there"
-    assert 0 < abs(off[:-5]).mean() < 1.5
+    exact_array, near_array = (damages(model, horizon, monkeypatch, scheme) for horizon in (1000, 4))
+    off_number = 10 * np.log10(near_array / exact_array)
+    assert np.array_equal(near_array[-5:], exact_array[-5:]), "those of the last two sections are measured there"
+    assert 0 < abs(off_number[:-5]).mean() < 1.5
     # Without what the rest of the model makes of them they would be far off.
     monkeypatch.setattr(sensitivity, "_gain", lambda *_: 1.0)
-    assert abs(10 * np.log10(damages(model, 4, monkeypatch, scheme) / exact))[:4].mean() > 3
+    assert abs(10 * np.log10(damages(model, 4, monkeypatch, scheme) / exact_array))[:4].mean() > 3
 
 
 def test_a_tail_ends_a_section_behind_its_own_group(monkeypatch):
@@ -116,11 +116,11 @@ def test_a_tail_ends_a_section_behind_its_own_group(monkeypatch):
 def test_damages_equal_those_of_groups_quantized_alone(monkeypatch):
     model, inputs = residual_net(2), samples()
     groups, ranges = groups_of(model), all_ranges(model, samples())
-    exact = SessionRunner(model).run(inputs)["y"].astype(np.float64)
+    exact_output = SessionRunner(model).run(inputs)["y"].astype(np.float64)
     for group, noise in zip(groups, damages(model, 1000, monkeypatch), strict=True):
-        others = {node: "fp32" for other in groups if other is not group for node in other.nodes}
-        actual = SessionRunner(quantize_int8(model, ranges, TENSORRT_FP32, others)[0]).run(inputs)["y"]
-        assert noise == pytest.approx(np.square(actual - exact).sum() / np.square(exact).sum(), rel=1e-3)
+        other_texts = {node: "fp32" for other_group in groups if other_group is not group for node in other_group.nodes}
+        actual = SessionRunner(quantize_int8(model, ranges, TENSORRT_FP32, other_texts)[0]).run(inputs)["y"]
+        assert noise == pytest.approx(np.square(actual - exact_output).sum() / np.square(exact_output).sum(), rel=1e-3)
 
 
 def test_a_group_without_a_finite_answer_has_infinite_damage():
@@ -134,18 +134,18 @@ def test_a_group_without_a_finite_answer_has_infinite_damage():
 
 
 def test_only_the_needed_part_of_a_joined_run_is_kept(monkeypatch):
-    model, single = residual_net(), samples(16)["x"]
+    model, single_sample = residual_net(), samples(16)["x"]
     rows, joined_runs = TensorSpec("x", "float32", ("batch", WIDTH)), []
-    ((_, joined),) = group_runs(
-        ((i + 1, {"x": single[i : i + 1]}) for i in range(16)), (rows,), (Dim("batch", 1, 16, 16),)
+    ((_, joined_run),) = group_runs(
+        ((i + 1, {"x": single_sample[i : i + 1]}) for i in range(16)), (rows,), (Dim("batch", 1, 16, 16),)
     )
     inner = sensitivity._within
     monkeypatch.setattr(sensitivity, "_within", lambda *args: joined_runs.append(inner(*args)) or joined_runs[-1])
-    for most in (1 << 20, 1 << 14, 1):
-        monkeypatch.setattr(sensitivity, "MOST_KEPT", most)
-        sweep(model, groups_of(model), {}, all_ranges(model, samples()), TENSORRT_FP32, [joined])
+    for max_bytes in (1 << 20, 1 << 14, 1):
+        monkeypatch.setattr(sensitivity, "MOST_KEPT", max_bytes)
+        sweep(model, groups_of(model), {}, all_ranges(model, samples()), TENSORRT_FP32, [joined_run])
     counts = [[len(values["x"]) for values in runs] for runs in joined_runs]
     assert counts[0] == [16] and 1 < counts[1][0] < 16 and counts[2] == [1]
-    assert np.array_equal(joined_runs[1][0]["x"], single[: counts[1][0]])
+    assert np.array_equal(joined_runs[1][0]["x"], single_sample[: counts[1][0]])
     held_bytes = sum(array.nbytes for array in joined_runs[1][0].values())
     assert held_bytes <= 1 << 14 < held_bytes * (counts[1][0] + 1) // counts[1][0], "one more is too many"

@@ -31,17 +31,17 @@ NETS = {
 def chosen_for(name: str, scheme=nets.TENSORRT_FP32, **options) -> tuple[MixedPrecisionChoice, float]:
     """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
     net, data = NETS[name]
-    model, samples, unseen = net(), data(128, 1), data(64, 2)
+    model, samples, unseen_data = net(), data(128, 1), data(64, 2)
     choice = choose(model, all_ranges(model, samples), scheme, runs(samples), **options)
     written, _ = quantize_int8(choice.model, choice.ranges, nets.TENSORRT_FP32, dict.fromkeys(choice.left, "fp16"))
-    return choice, nets.sqnr_db(nets.run(model, unseen), nets.run(written, unseen, optimized=False))
+    return choice, nets.sqnr_db(nets.run(model, unseen_data), nets.run(written, unseen_data, optimized=False))
 
 
 @pytest.mark.parametrize("name", ["outliers", "residual"])
 def test_smoothing_wins_many_decibels_where_a_channel_is_loud(name):
-    _, plain = chosen_for(name, smoothing="none")
-    _, smooth = chosen_for(name)
-    assert smooth > plain + 10
+    _, plain_value = chosen_for(name, smoothing="none")
+    _, smooth_value = chosen_for(name)
+    assert smooth_value > plain_value + 10
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -54,12 +54,12 @@ def test_the_floor_holds_for_every_net_and_scheme(name, scheme):
 
 
 def test_a_floor_costs_no_more_compute_than_necessary():
-    lenient, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=1))
-    strict, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
-    assert lenient.point.share == 1 and lenient.left == {}
-    assert 0 < strict.point.share < 1 and strict.point.sqnr_db >= 44
+    lenient_choice, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=1))
+    strict_choice, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
+    assert lenient_choice.point.share == 1 and lenient_choice.left == {}
+    assert 0 < strict_choice.point.share < 1 and strict_choice.point.sqnr_db >= 44
     # Whatever was left in float, taking any of it back on top would break the floor or the order of damage.
-    assert set(strict.left) == {node for row in strict.rows if not row.kept for node in row.nodes}
+    assert set(strict_choice.left) == {node for row in strict_choice.rows if not row.kept for node in row.nodes}
 
 
 def test_the_choice_is_json_with_a_picture():
@@ -85,15 +85,15 @@ def test_predictions_are_near_the_runs():
 
 
 def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
-    ends = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
-    groups = list(group_runs(ends, (nets.IMAGE,), (nets.BATCH,)))
+    end_numbers = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
+    groups = list(group_runs(end_numbers, (nets.IMAGE,), (nets.BATCH,)))
     assert [(count, len(inputs["image"])) for count, inputs in groups] == [(4, 4), (2, 2)]
     assert np.concatenate([inputs["image"] for _, inputs in groups])[:, 0, 0, 0].tolist() == list(range(6))
 
 
 def test_runs_of_different_shapes_stay_separate():
-    ends = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
-    assert [count for count, _ in group_runs(ends, (nets.TOKENS, nets.MASK), (nets.BATCH,))] == [2, 2]
+    end_numbers = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
+    assert [count for count, _ in group_runs(end_numbers, (nets.TOKENS, nets.MASK), (nets.BATCH,))] == [2, 2]
 
 
 class Additive:
@@ -119,14 +119,14 @@ class Additive:
 def test_an_automatic_search_leaves_few_groups_in_float() -> None:
     names = [f"g{index}" for index in range(40)]
     trial = Additive({name: 1.0 + index for index, name in enumerate(names)}, dict.fromkeys(names, 1e-6))
-    for graph, tried in ((None, 40), (GraphLimits(), 16)):
+    for graph, tried_number in ((None, 40), (GraphLimits(), 16)):
         trial.qualities.clear()
         point = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
-        assert len(trial.qualities) == tried and len(point.left) == 40 - tried
+        assert len(trial.qualities) == tried_number and len(point.left) == 40 - tried_number
     assert "g39" not in point.left and "g0" in point.left, "those that compute most come first"
-    both = Additive({"g": 2.0, "g fp16": 1.0}, {"g": 0.01, "g fp16": 0.01})
-    refill_groups(both, SearchFloor(cosine=2), FrontierPoint(0.0, ("g", "g fp16"), 200.0))
-    assert len(both.qualities) == 1, "a group whose step cannot be taken back is not run for its next one"
+    both_costs = Additive({"g": 2.0, "g fp16": 1.0}, {"g": 0.01, "g fp16": 0.01})
+    refill_groups(both_costs, SearchFloor(cosine=2), FrontierPoint(0.0, ("g", "g fp16"), 200.0))
+    assert len(both_costs.qualities) == 1, "a group whose step cannot be taken back is not run for its next one"
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_if_sufficient() -> None:
@@ -146,8 +146,8 @@ def test_interacting_groups_are_judged_by_the_run() -> None:
     for float_groups in (("mid",), ("mid", "tiny"), ("large",)):
         trial.worse[float_groups] = 3e-3
     assert swap_groups(trial, SearchFloor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
-    both = trial.point(("large", "tiny"))
-    assert refill_groups(trial, SearchFloor(sqnr_db=25.3), both) == both, (
+    both_point = trial.point(("large", "tiny"))
+    assert refill_groups(trial, SearchFloor(sqnr_db=25.3), both_point) == both_point, (
         "nor is one taken back that was predicted to do"
     )
 
@@ -190,9 +190,9 @@ def test_a_floor_of_accuracy_uses_labels_in_the_order_of_the_samples():
     ranges = all_ranges(model, samples)
     choice = choose(model, ranges, nets.TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=labels)
     assert choice.point.accuracy == 1 and "accuracy 1.0000" in choice.summary
-    wrong = RunLabels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
+    wrong_labels = RunLabels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
     with pytest.raises(DataError, match=r"accuracy 1 is out of reach: the float model itself has 0\.5000"):
-        choose(model, ranges, nets.TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=wrong)
+        choose(model, ranges, nets.TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=wrong_labels)
 
 
 def positive(count: int, seed: int) -> dict[str, np.ndarray]:
@@ -214,9 +214,9 @@ def test_broken_outputs_do_not_count_as_exact():
     assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
     assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
     assert "broken" in choice.summary and "broken" in frontier_svg(document.recorded, document.precision)
-    floored = choose(log_net(), all_ranges(log_net(), samples), nets.CPU, runs(samples), SearchFloor(sqnr_db=20))
-    assert floored.point.share == 0 and "no loss" in floored.summary
-    assert "broken" in next(iter(floored.left.values()))
+    floored_choice = choose(log_net(), all_ranges(log_net(), samples), nets.CPU, runs(samples), SearchFloor(sqnr_db=20))
+    assert floored_choice.point.share == 0 and "no loss" in floored_choice.summary
+    assert "broken" in next(iter(floored_choice.left.values()))
 
 
 def test_a_non_finite_float_model_meets_no_floor():
@@ -237,8 +237,8 @@ def test_a_model_without_quantizable_nodes_is_unchanged(precision, smoothing):
 
 
 def test_with_only_decisions_as_outputs_changed_ones_are_the_noise():
-    changed = quality([{"y": np.array([1, 2, 3, 4])}], [{"y": np.array([1, 2, 3, 5])}])
-    assert changed.sqnr_db == pytest.approx(10 * math.log10(4)) and changed.cosine == 0.75
+    changed_quality = quality([{"y": np.array([1, 2, 3, 4])}], [{"y": np.array([1, 2, 3, 5])}])
+    assert changed_quality.sqnr_db == pytest.approx(10 * math.log10(4)) and changed_quality.cosine == 0.75
     floats = {"z": np.ones(4, np.float32)}
     assert quality([{"y": np.array([1, 2]), **floats}], [{"y": np.array([1, 3]), **floats}]).sqnr_db == math.inf
 

@@ -9,8 +9,8 @@ NOISE = st.floats(0, 1) | st.sampled_from([math.inf, math.nan])
 
 
 def test_a_group_omits_formats_that_pay_less_than_the_next_one() -> None:
-    left_out = [(worse, 1, ["mxfp8", FLOAT]) for worse in (5, math.nan)]
-    for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), *left_out, (8, 9, [FLOAT])):
+    left_out_numbers = [(worse_number, 1, ["mxfp8", FLOAT]) for worse_number in (5, math.nan)]
+    for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), *left_out_numbers, (8, 9, [FLOAT])):
         noises = {"nvfp4": {"g": 10.0}, "fp8": {"g": fp8}, "mxfp8": {"g": mxfp8}}
         assert [step.format for step in find_steps({"g": 1.0}, noises).values()] == formats
 
@@ -29,7 +29,7 @@ def test_groups_step_in_turn_from_their_first_format() -> None:
 @given(st.dictionaries(st.sampled_from("abcde"), st.tuples(NOISE, NOISE, NOISE, st.floats(0, 100)), min_size=1))
 def test_steps_of_a_group_keep_their_order_despite_noise(groups: dict[str, tuple]) -> None:
     formats = ("mxfp8", "fp8", "int8", FLOAT)
-    noises = {name: {group: row[at] for group, row in groups.items()} for at, name in enumerate(formats[:3])}
+    noises = {name: {group: row[index] for group, row in groups.items()} for index, name in enumerate(formats[:3])}
     steps = [*find_steps({group: row[3] for group, row in groups.items()}, noises).values()]
     assert steps == sorted(steps, key=lambda step: -step.utility)
     for group in groups:

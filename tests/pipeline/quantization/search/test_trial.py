@@ -29,9 +29,9 @@ def targets(name: str, *schemes):
 def test_a_kind_gets_the_same_result_beside_another(name):
     model, expected, samples = targets(name, CPU, TENSORRT_FP32)
     for target, result in zip(expected, choose_each(model, expected, samples, FLOOR), strict=True):
-        alone = choose(model, target.ranges, target.scheme, samples, FLOOR)
-        assert result.model.SerializeToString() == alone.model.SerializeToString()
-        assert (result.ranges, result.point, dict(result.left)) == (alone.ranges, alone.point, dict(alone.left))
+        choice = choose(model, target.ranges, target.scheme, samples, FLOOR)
+        assert result.model.SerializeToString() == choice.model.SerializeToString()
+        assert (result.ranges, result.point, dict(result.left)) == (choice.ranges, choice.point, dict(choice.left))
 
 
 def test_graphs_that_no_scheme_changes_are_made_once(monkeypatch):
@@ -75,18 +75,18 @@ def test_a_search_out_of_time_gives_its_best_valid_point(monkeypatch):
     model, expected, samples = targets("outliers", CPU)
     floor = SearchFloor(sqnr_db=36)
     result = choose_each(model, expected, samples, floor)[0]
-    seen = set()
+    seen_flags = set()
     monkeypatch.setattr(SearchClock, "part", lambda self, parts: self)
-    for last in range(60):
+    for last_index in range(60):
         monkeypatch.setattr(Counting, "questions", 0)
-        monkeypatch.setattr(Counting, "last", last)
+        monkeypatch.setattr(Counting, "last", last_index)
         actual = choose_each(model, expected, samples, floor, clock=Counting())[0]
         assert actual.point.share == 0 or actual.point.sqnr_db >= 36
         assert not actual.ended or "the floor" not in actual.summary
-        seen.add((bool(actual.ended), actual.point.share == 0))
+        seen_flags.add((bool(actual.ended), actual.point.share == 0))
         if not actual.ended:
             break
-    assert actual.point == result.point and {(True, True), (False, False)} <= seen
+    assert actual.point == result.point and {(True, True), (False, False)} <= seen_flags
 
 
 def test_parts_of_a_time_are_equal():
@@ -104,27 +104,27 @@ def test_steps_keep_their_order_and_a_slower_group_ends_in_float(monkeypatch) ->
     opened.write = lambda steps, scheme: milliseconds[(form := opened.formats(steps))["g"]] + (form["h"] == "fp16")
     opened.point = opened.predict
     monkeypatch.setattr(selection, "with_weights_inside", lambda model: model)
-    slow = selection._leave_slow_groups(opened, None, opened.point(()), lambda *pair: repeat(pair))
-    assert opened.formats(slow.left) == {"g": "fp16", "h": "fp8"}
+    slow_point = selection._leave_slow_groups(opened, None, opened.point(()), lambda *pair: repeat(pair))
+    assert opened.formats(slow_point.left) == {"g": "fp16", "h": "fp8"}
     reason = "mxfp8 is not faster here: the model takes 2 ms with it, 1 ms without"
-    assert opened._reason("g", "", slow.left) == reason
+    assert opened._reason("g", "", slow_point.left) == reason
     assert opened._reason("h", "rule", ()) == "rule: quantized alone it leaves 3.0 dB in fp8"
-    assert (slow.float_groups, trial._record_point(slow).left, len(slow.left)) == (1, 1, 3)
-    assert describe_point(slow).endswith("in the narrow format, 66.7 % in fp8, 33.3 % in fp16")
+    assert (slow_point.float_groups, trial._record_point(slow_point).left, len(slow_point.left)) == (1, 1, 3)
+    assert describe_point(slow_point).endswith("in the narrow format, 66.7 % in fp8, 33.3 % in fp16")
     lefts = ("g fp16",), ("g fp16", "g"), ("g",), ("g mxfp8", "g", "g fp16"), ()
     assert [opened.formats(float_nodes)["g"] for float_nodes in lefts] == ["nvfp4", "fp8", "fp8", "fp16", "nvfp4"]
 
 
 def test_the_depth_is_found_if_damages_predict_it():
     names = [f"g{index:02}" for index in range(40)]
-    additive = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - at) for at, name in enumerate(names)})
-    depth = selection._find_shallowest(additive, SearchFloor(sqnr_db=15))
-    assert additive.predicted_db(additive.ranked[:depth]) >= 15 > additive.predicted_db(additive.ranked[: depth - 1])
-    assert len(additive.qualities) == 3, "all in int8, the depth, and the one before"
-    additive.qualities.clear()
-    additive.worse.update({additive.ranked[:at]: 0.05 for at in range(30)})
-    assert selection._find_shallowest(additive, SearchFloor(sqnr_db=15)) == 30
-    assert len(additive.qualities) < 12
+    ranking = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - position) for position, name in enumerate(names)})
+    depth = selection._find_shallowest(ranking, SearchFloor(sqnr_db=15))
+    assert ranking.predicted_db(ranking.ranked[:depth]) >= 15 > ranking.predicted_db(ranking.ranked[: depth - 1])
+    assert len(ranking.qualities) == 3, "all in int8, the depth, and the one before"
+    ranking.qualities.clear()
+    ranking.worse.update({ranking.ranked[:position]: 0.05 for position in range(30)})
+    assert selection._find_shallowest(ranking, SearchFloor(sqnr_db=15)) == 30
+    assert len(ranking.qualities) < 12
 
 
 def test_a_resize_to_computed_sizes_is_tried():

@@ -55,8 +55,8 @@ def data(kind: str, count: int, seed: int = 5) -> dict[str, np.ndarray]:
     values = np.random.default_rng(seed).normal(size=(count, channels, *sizes))
     for axis in range(2, values.ndim):
         values = values.cumsum(axis=axis) / 3
-    mixed = np.einsum("oc,nc...->no...", np.random.default_rng(0).normal(size=(channels, channels)), values)
-    return {"x": np.maximum(mixed + 1, 0).astype(np.float32)}
+    mixed_product = np.einsum("oc,nc...->no...", np.random.default_rng(0).normal(size=(channels, channels)), values)
+    return {"x": np.maximum(mixed_product + 1, 0).astype(np.float32)}
 
 
 def window_of(model: ModelProto) -> tuple[Window, np.ndarray]:
@@ -87,11 +87,11 @@ def test_moments_equal_those_of_all_patches(kind):
     rows = patches(inputs["x"], window, np.arange(np.prod(window.places(inputs["x"].shape)))).astype(np.float64)
     assert result.count == len(rows)
     assert np.allclose(result.mean, rows.mean(axis=0), atol=1e-5)
-    again = moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node]
-    covariance, about_zero = result.take_covariance(), again.take_covariance(about_zero=True)
+    second_moments = moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node]
+    covariance, about_zero_values = result.take_covariance(), second_moments.take_covariance(about_zero=True)
     for group in range(window.groups):
         assert np.allclose(covariance[group], np.cov(rows[:, group].T, bias=True), atol=1e-3)
-        assert np.allclose(about_zero[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
+        assert np.allclose(about_zero_values[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
 
 
 def test_at_most_the_wanted_patches_are_drawn_from_every_run(monkeypatch):
@@ -111,8 +111,8 @@ def test_patches_come_evenly_from_few_runs(monkeypatch, most, taken):
     batch, seen = find_layers(graph, find_sites(graph)[0], {}), []
     monkeypatch.setattr("pipeline.quantization.settings.moments._draw", lambda values, *_: seen.append(values) or ())
     moments_of(graph, batch, StartedRuns(runs(inputs, 1)))
-    first = inputs["x"][:: 16 // taken]
-    assert len(seen) == taken and np.array_equal(np.concatenate(seen), first), "16 samples, 80 patches"
+    first_input = inputs["x"][:: 16 // taken]
+    assert len(seen) == taken and np.array_equal(np.concatenate(seen), first_input), "16 samples, 80 patches"
 
 
 def test_sums_keep_their_digits_far_from_zero():
@@ -146,25 +146,25 @@ def test_a_silent_group_is_rounded_beside_a_loud_one():
 @pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
 @pytest.mark.parametrize("kind", ["padded", "grouped", "depthwise", "1-d"])
 def test_weights_are_rounded_better_than_to_nearest(kind, scheme):
-    model, fitted, unseen = net(kind), data(kind, 128, 1), data(kind, 64, 2)
-    ranges, expected = all_ranges(model, fitted), run(model, unseen)
-    result = choose(model, ranges, scheme, runs(fitted))
+    model, fitted_data, unseen_data = net(kind), data(kind, 128, 1), data(kind, 64, 2)
+    ranges, expected = all_ranges(model, fitted_data), run(model, unseen_data)
+    result = choose(model, ranges, scheme, runs(fitted_data))
 
     def error(weights: np.ndarray) -> float:
         window, weight = window_of(model)
-        rows = patches(unseen["x"], window, np.arange(np.prod(window.places(unseen["x"].shape))))
-        lost = np.einsum("rgk,gkn->rgn", rows, weights - as_matrices(weight, window.groups))
-        return float(lost.var(axis=0).sum())
+        rows = patches(unseen_data["x"], window, np.arange(np.prod(window.places(unseen_data["x"].shape))))
+        lost_product = np.einsum("rgk,gkn->rgn", rows, weights - as_matrices(weight, window.groups))
+        return float(lost_product.var(axis=0).sum())
 
     window, weight = window_of(model)
-    plain = nearest(as_matrices(weight, window.groups))
+    plain_values = nearest(as_matrices(weight, window.groups))
     chosen = constant(result.model, of_type(result.model, "Conv")[0].input[1])
-    assert error(as_matrices(chosen, window.groups)) < 0.75 * error(plain)
-    before, after = (
-        sqnr_db(expected, run(quantize_int8(graph, inputs, scheme)[0], unseen, optimized=False))
+    assert error(as_matrices(chosen, window.groups)) < 0.75 * error(plain_values)
+    sqnr_before, after = (
+        sqnr_db(expected, run(quantize_int8(graph, inputs, scheme)[0], unseen_data, optimized=False))
         for graph, inputs in ((model, ranges), (result.model, result.ranges))
     )
-    assert after > before - 0.1
+    assert after > sqnr_before - 0.1
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -175,13 +175,13 @@ def test_bias_correction_removes_a_shift_of_the_mean(bias):
     ranges = replace(all_ranges(model, inputs), tensors={"x": (0.0, reach / 10), "y": (-reach, reach)})
     kind = FittedKind(find_groups(graph, find_sites(graph)[0]), ranges, "int8")
     (plans,) = fit_convolutions(graph, [kind], runs(inputs))
-    changed, narrowed = apply_plans(graph, list(plans.values()), ranges)
+    changed_model, narrowed_model = apply_plans(graph, list(plans.values()), ranges)
 
     def shift(model: ModelProto) -> float:
-        written, _ = quantize_int8(model, narrowed, TENSORRT_FP32)
+        written, _ = quantize_int8(model, narrowed_model, TENSORRT_FP32)
         return float(np.abs((run(written, inputs, optimized=False) - run(graph, inputs)).mean(axis=(0, 2, 3))).max())
 
-    assert shift(graph) > 0.2 and shift(changed) < shift(graph) / 100
+    assert shift(graph) > 0.2 and shift(changed_model) < shift(graph) / 100
 
 
 def test_a_bias_that_is_computed_stays():
@@ -196,13 +196,13 @@ def test_a_bias_that_is_computed_stays():
 def test_the_written_graph_has_the_same_levels():
     model, inputs = net("grouped"), data("grouped", 64)
     result = choose(model, all_ranges(model, inputs), CPU, runs(inputs))
-    rounded = as_matrices(constant(result.model, of_type(result.model, "Conv")[0].input[1]), 2)
-    levels = as_weight(np.rint(rounded / steps_of(rounded)[:, None]), KINDS["grouped"][1])
+    rounded_values = as_matrices(constant(result.model, of_type(result.model, "Conv")[0].input[1]), 2)
+    levels = as_weight(np.rint(rounded_values / steps_of(rounded_values)[:, None]), KINDS["grouped"][1])
     written, _ = quantize_int8(result.model, result.ranges, CPU)
     stored = next(numpy_helper.to_array(item) for item in written.graph.initializer if list(item.dims) == [6, 2, 3, 3])
-    plain = as_matrices(constant(model, "w"), 2)
+    values = as_matrices(constant(model, "w"), 2)
     assert stored.dtype == np.int8 and np.array_equal(stored, levels)
-    assert not np.array_equal(levels, as_weight(np.rint(plain / steps_of(plain)[:, None]), KINDS["grouped"][1]))
+    assert not np.array_equal(levels, as_weight(np.rint(values / steps_of(values)[:, None]), KINDS["grouped"][1]))
 
 
 def test_the_sweep_keeps_a_bounded_amount_of_activations():
@@ -220,8 +220,8 @@ def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
         groups[0].nodes[0]
     ]
     matrix = as_matrices(weight, window.groups)
-    about_zero = copy.deepcopy(moments).take_covariance(about_zero=True)
-    result, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, about_zero)
+    about_zero_values = copy.deepcopy(moments).take_covariance(about_zero=True)
+    result, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, about_zero_values)
     covariance = moments.take_covariance()
     error, of_other = (float(np.sum(d * (covariance @ d))) for d in (result - matrix, other - matrix))
     assert error < 0.8 * of_other
@@ -234,9 +234,9 @@ def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
     model = build("float[batch,4,6,6] x", "float[batch,4,6,6] r3", "\n".join(lines), weights)
     graph, inputs = prepare_model(model), {"x": np.random.default_rng(1).normal(size=(16, 4, 6, 6)).astype(np.float32)}
     ranges, groups, sizes = all_ranges(model, inputs), find_groups(graph, find_sites(graph)[0]), []
-    inner = moments_module.tail
+    tail = moments_module.tail
     monkeypatch.setattr(moments_module, "MOST_LAYERS", 1)
-    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((proto := inner(*a)).graph.node)) or proto)
+    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((proto := tail(*a)).graph.node)) or proto)
 
     def fitted() -> list[np.ndarray]:
         sizes.clear()
@@ -246,5 +246,5 @@ def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
     fitted_weights = fitted()
     assert sizes == [2, 2, 2, 0], "to the next convolution's activation, from this one's"
     monkeypatch.setattr(moments_module, "MOST_HELD", 0)
-    again = fitted()
-    assert sizes == [2, 4, 6, 6] and all(map(np.array_equal, fitted_weights, again))
+    second_arrays = fitted()
+    assert sizes == [2, 4, 6, 6] and all(map(np.array_equal, fitted_weights, second_arrays))

@@ -52,11 +52,11 @@ def smoothed(model: onnx.ModelProto, activation: str = "a") -> tuple[onnx.ModelP
 
 def test_factors_of_an_attention_result_go_into_the_value_projection() -> None:
     model = attention()
-    changed, plan = smoothed(model)
-    assert len(changed.graph.node) == len(model.graph.node)
-    a_before, a_after = (values_of(graph, inputs(), ("a",))["a"] for graph in (model, changed))
+    changed_model, plan = smoothed(model)
+    assert len(changed_model.graph.node) == len(model.graph.node)
+    a_before, a_after = (values_of(graph, inputs(), ("a",))["a"] for graph in (model, changed_model))
     np.testing.assert_allclose(a_after, a_before / plan.factors, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(changed_model, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("head", ["h = MatMul(x, wv)", "h = Gemm<transB=1>(x2, wv, bv)"])
@@ -66,9 +66,9 @@ def test_factors_go_through_a_relu(head: str) -> None:
     weights = {name: np.random.default_rng(3).normal(size=(WIDTH, WIDTH)) for name in ("wv", "wo")}
     weights |= {"bv": np.ones(WIDTH), "flat": np.array([-1, WIDTH])}
     model = prepare_model(build(INPUT, f"float[rows,{WIDTH}] y" if gemm else OUTPUT, text, weights))
-    changed, _ = smoothed(model)
-    assert not of_type(changed, "Mul")
-    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
+    changed_model, _ = smoothed(model)
+    assert not of_type(changed_model, "Mul")
+    np.testing.assert_allclose(run(changed_model, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +90,16 @@ def test_folding_stops_at_operators_that_mix_channels(text: str) -> None:
     model = attention(text, f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y")
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
     folds = find_folds(model, [group]).get(group.activation)
-    changed, _ = smoothed(model)
-    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
+    changed_model, _ = smoothed(model)
+    np.testing.assert_allclose(run(changed_model, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
     # The projection right in front of `a` may take the factors; the values' own may not.
     assert folds is None or all(node != maker(model, "v0").name for node, _, _ in folds.constants)
 
 
 def test_a_model_is_analysed_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, looked = attention(), []
-    inner = smooth.static_shapes
-    monkeypatch.setattr(smooth, "static_shapes", lambda graph: looked.append(1) or inner(graph))
+    model, looked_numbers = attention(), []
+    inner_shapes = smooth.static_shapes
+    monkeypatch.setattr(smooth, "static_shapes", lambda graph: looked_numbers.append(1) or inner_shapes(graph))
     groups = find_groups(model, find_sites(model)[0])
     weights = matrices(model, groups)
     factors = np.linspace(0.5, 8, WIDTH, dtype=np.float32)
@@ -107,6 +107,6 @@ def test_a_model_is_analysed_once_for_all_plans(monkeypatch: pytest.MonkeyPatch)
         SmoothingPlan(group, 0.7, 1.0, factors, {n: weights[n] * factors[:, None] for n in group.nodes}, -3.0, 3.0)
         for group in groups
     ]
-    changed, _ = apply_plans(model, plans, all_ranges(model, inputs()))
-    assert len(plans) == 2 and len(looked) == 1
-    np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
+    changed_model, _ = apply_plans(model, plans, all_ranges(model, inputs()))
+    assert len(plans) == 2 and len(looked_numbers) == 1
+    np.testing.assert_allclose(run(changed_model, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)

@@ -24,8 +24,8 @@ def test_an_exact_session_gives_the_written_graphs_bits(name, scheme):
     graph, _ = quantize_int8(model, all_ranges(model, inputs), scheme)
     (actual,) = SessionRunner(graph, exact=True).run(inputs).values()
     np.testing.assert_array_equal(actual, nets.run(graph, inputs, optimized=False))
-    (fused,) = SessionRunner(graph).run(inputs).values()
-    assert np.abs(fused - actual).max() < 0.05 * np.abs(actual).max()
+    (fused_value,) = SessionRunner(graph).run(inputs).values()
+    assert np.abs(fused_value - actual).max() < 0.05 * np.abs(actual).max()
 
 
 def test_graphs_share_weights_in_a_file_and_free_their_copies(tmp_path):
@@ -34,10 +34,10 @@ def test_graphs_share_weights_in_a_file_and_free_their_copies(tmp_path):
     graphs = [quantize_int8(item, all_ranges(model, inputs), nets.CPU)[0] for item in (model, shared_model)]
     assert graphs[1].ByteSize() < graphs[0].ByteSize()
     assert len([*tmp_path.glob("loose-*")]) > 0, "int8 weights, beside the file that they were made of"
-    opened = [SessionRunner(graph) for graph in graphs]
+    opened_runners = [SessionRunner(graph) for graph in graphs]
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
-    (one, other) = (next(iter(session.run(inputs).values())) for session in opened)
-    np.testing.assert_array_equal(one, other)
+    (output, other_output) = (next(iter(session.run(inputs).values())) for session in opened_runners)
+    np.testing.assert_array_equal(output, other_output)
 
 
 def test_a_chosen_model_has_only_weights_that_are_read(tmp_path):
@@ -63,9 +63,9 @@ def test_a_search_leaves_no_needed_file(monkeypatch, tmp_path):
 def test_inferred_shapes_give_the_counts_of_a_run(net: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = prepare_model(net())
     weighted_groups, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
-    inferred = gather(graph, weighted_groups, runs)[1]
+    inferred_sums = gather(graph, weighted_groups, runs)[1]
     monkeypatch.setattr(groups, "_infer_sizes", lambda *_: {})
-    assert gather(graph, weighted_groups, runs)[1] == inferred and inferred
+    assert gather(graph, weighted_groups, runs)[1] == inferred_sums and inferred_sums
 
 
 def test_declared_sizes_do_not_count() -> None:
@@ -95,11 +95,11 @@ def test_padding_rows_are_excluded_from_statistics_if_no_output_depends_on_them(
         y = ReduceMean<keepdims=0>(p, row)"""
     tables = {"table": np.random.default_rng(0).normal(size=(9, 4)), "w": np.ones((4, 6)), "axis": [2], "row": [1]}
     model = prepare_model(nets.build("int64[b,s] ids, int64[b,s] mask", "float[b,6] y", text, tables))
-    whole = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
-    padded = {**whole, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
-    mask = find_mask(SessionRunner(model), [(2, whole), (2, padded)])
-    gathered = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
-    assert [statistics.count for statistics in gathered.values()] == [counted]
+    whole_fields = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
+    padded_fields = {**whole_fields, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
+    mask = find_mask(SessionRunner(model), [(2, whole_fields), (2, padded_fields)])
+    gathered_sums = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded_fields)], mask=mask)[0]
+    assert [statistics.count for statistics in gathered_sums.values()] == [counted]
 
 
 @pytest.mark.parametrize(

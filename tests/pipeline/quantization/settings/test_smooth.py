@@ -41,23 +41,23 @@ def smoothed(model, activation="n"):
     weights = matrices(graph, [group])
     reach = np.max([np.abs(weight).max(axis=1) for weight in weights.values()], axis=0)
     factors = factors_of(np.linspace(1, 50, 32, dtype=np.float32), reach, 0.7)
-    scaled = {node: weight * factors[:, None] for node, weight in weights.items()}
-    plan = SmoothingPlan(group, 0.7, 1.0, factors, scaled, -3.0, 3.0)
+    scaled_weights = {node: weight * factors[:, None] for node, weight in weights.items()}
+    plan = SmoothingPlan(group, 0.7, 1.0, factors, scaled_weights, -3.0, 3.0)
     return graph, group, apply_plans(graph, [plan], all_ranges(model, noise(16)))
 
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_smoothing_alone_changes_nothing_in_float(residual):
     model = outlier_net(residual)
-    _, _, (changed, _) = smoothed(model)
-    expected, result = run(model, noise(40)), run(changed, noise(40))
+    _, _, (changed_model, _) = smoothed(model)
+    expected, result = run(model, noise(40)), run(changed_model, noise(40))
     assert np.abs(expected - result).max() < 1e-4 * np.abs(expected).max()
 
 
 def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
-    graph, group, (changed, ranges) = smoothed(outlier_net())
+    graph, group, (changed_model, ranges) = smoothed(outlier_net())
     assert find_folds(graph, [group])
-    assert len(changed.graph.node) == len(graph.graph.node)
+    assert len(changed_model.graph.node) == len(graph.graph.node)
     assert ranges.tensors["n"] == (-3.0, 3.0)
 
 
@@ -82,10 +82,10 @@ def test_rounded_weights_lie_on_the_resulting_levels(seed, rows, columns, last):
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(rows, columns)).astype(np.float32)
     x = rng.normal(size=(200, rows)).astype(np.float32)
-    for rounded in (nearest(matrix, last), compensate(matrix, x.T @ x / 200, last)):
-        levels = rounded / steps_of(rounded, last)
+    for rounded_values in (nearest(matrix, last), compensate(matrix, x.T @ x / 200, last)):
+        levels = rounded_values / steps_of(rounded_values, last)
         assert np.abs(levels - np.rint(levels)).max() < 1e-3 and np.abs(levels).max() < last + 0.5
-        assert np.allclose(steps_of(rounded, last), steps_of(matrix, last), rtol=1e-4)
+        assert np.allclose(steps_of(rounded_values, last), steps_of(matrix, last), rtol=1e-4)
 
 
 def test_degenerate_moments_fall_back_to_the_nearest():
@@ -101,11 +101,11 @@ def test_insertion_finds_the_rounded_levels():
     (node, weight), *_ = matrices(graph, [group]).items()
     rounded_weight = compensate(weight, np.eye(32, dtype=np.float32) + 0.5)
     ranges = all_ranges(model, noise(16))
-    changed, narrowed = apply_plans(
+    changed_model, narrowed_model = apply_plans(
         graph, [SmoothingPlan(group, None, 1.0, None, {node: rounded_weight}, *ranges.tensors["n"])], ranges
     )
-    written, _ = quantize_int8(changed, narrowed, TENSORRT_FP32)
-    scales = [numpy_helper.to_array(item) for item in written.graph.initializer if item.dims == [64]]
+    written_model, _ = quantize_int8(changed_model, narrowed_model, TENSORRT_FP32)
+    scales = [numpy_helper.to_array(item) for item in written_model.graph.initializer if item.dims == [64]]
     assert any(np.allclose(scale, steps_of(rounded_weight), rtol=1e-5) for scale in scales)
 
 
@@ -119,15 +119,15 @@ def test_kept_rows_stay_few_however_many_runs_there_are():
 
 
 def test_second_moments_wait_for_a_sixteenth_as_many_rows_as_channels():
-    few, rows = Statistics(), np.random.default_rng(0).standard_normal((40, 320)).astype(np.float32)
+    few_statistics, rows = Statistics(), np.random.default_rng(0).standard_normal((40, 320)).astype(np.float32)
     for row in rows[:19]:
-        few.add(row)
-    assert few.moments is None and few.count == 19
-    few.add(rows[19])
-    assert few.moments is not None
+        few_statistics.add(row)
+    assert few_statistics.moments is None and few_statistics.count == 19
+    few_statistics.add(rows[19])
+    assert few_statistics.moments is not None
     for row in rows[20:]:
-        few.add(row)
-    np.testing.assert_allclose(few.moments, rows.T @ rows / 40, rtol=1e-4, atol=1e-5)
+        few_statistics.add(row)
+    np.testing.assert_allclose(few_statistics.moments, rows.T @ rows / 40, rtol=1e-4, atol=1e-5)
 
 
 def sparse(rows: int, seed: int) -> np.ndarray:
@@ -144,14 +144,14 @@ def test_settings_that_fit_only_a_few_rows_do_not_win(activation):
     graph = prepare_model(outlier_net())
     group = replace(find_groups(graph, find_sites(graph)[0])[0], sites=find_sites(graph)[0][:1])
     plans = [fit(group, statistics, {group.nodes[0]: weight}, activation, grid) for grid in (STRENGTHS, (None,))]
-    fresh = sparse(2000, 2)
-    searched, plain = (error_of(plan, fresh, weight, activation) for plan in plans)
-    assert searched < 1.1 * plain
+    fresh_array = sparse(2000, 2)
+    searched_value, plain_value = (error_of(plan, fresh_array, weight, activation) for plan in plans)
+    assert searched_value < 1.1 * plain_value
 
 
 def error_of(plan: SmoothingPlan, rows: np.ndarray, weight: np.ndarray, activation: str) -> float:
-    smooth = rows if plan.factors is None else rows / plan.factors
-    result = rounded_activation(smooth, plan.low, plan.high, activation) @ next(iter(plan.weights.values()))
+    smooth_rows = rows if plan.factors is None else rows / plan.factors
+    result = rounded_activation(smooth_rows, plan.low, plan.high, activation) @ next(iter(plan.weights.values()))
     return float(np.mean((result - rows @ weight) ** 2))
 
 
@@ -194,13 +194,13 @@ def test_moments_are_decomposed_in_place(monkeypatch, size):
 def test_wide_moments_are_rounded_in_their_own_memory(monkeypatch):
     x = np.random.default_rng(1).normal(size=(200, 48)).astype(np.float32).cumsum(axis=1)
     matrix, moments = np.random.default_rng(2).normal(size=(48, 8)).astype(np.float32), x.T @ x / 200
-    narrow, before = compensate(matrix, moments), moments.copy()
-    assert np.array_equal(moments, before)
+    narrow_weights, moments_before = compensate(matrix, moments), moments.copy()
+    assert np.array_equal(moments, moments_before)
     monkeypatch.setattr(groups, "WIDEST_IN_DOUBLE", 16)
-    wide = compensate(matrix, moments)
-    assert not np.array_equal(moments, before)
-    lost = [np.square(x @ (result - matrix)).mean() for result in (nearest(matrix), narrow, wide)]
-    assert lost[2] < 1.1 * lost[1] < 0.8 * lost[0]
+    wide_weights = compensate(matrix, moments)
+    assert not np.array_equal(moments, moments_before)
+    lost_means = [np.square(x @ (result - matrix)).mean() for result in (nearest(matrix), narrow_weights, wide_weights)]
+    assert lost_means[2] < 1.1 * lost_means[1] < 0.8 * lost_means[0]
 
 
 def biased_groups(text: str, **weights) -> tuple:
@@ -238,23 +238,23 @@ def test_biases_compensate_the_average_rounding_error(text, levels):
     statistics.add(rows)
     plan = fit(group, statistics, matrices(graph, [group]), "int8", (None,), levels, places.keys())
     ranges = Ranges({"x": (-8.0, 8.0)}, "minmax", "", 1)
-    changed, _ = apply_plans(graph, [plan], ranges)
+    changed_model, _ = apply_plans(graph, [plan], ranges)
     activations = rounded_activation(rows, plan.low, plan.high, "int8") if levels == 127 else rows
-    added = run(changed, {"x": activations}) - run(graph, {"x": rows})
-    assert np.abs(added.mean(axis=0)).max() < 0.02 * np.abs(added).max()
+    added_result = run(changed_model, {"x": activations}) - run(graph, {"x": rows})
+    assert np.abs(added_result.mean(axis=0)).max() < 0.02 * np.abs(added_result).max()
 
 
 def test_descent_lowers_what_compensation_leaves_and_stays_on_the_grid(monkeypatch):
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(160, 16)).astype(np.float32)
     x = (rng.normal(size=(2000, 40)) @ rng.normal(size=(40, 160)) + rng.normal(size=(2000, 160)) / 3).astype(np.float32)
-    form, lost = FORMATS["nvfp4-weights"], []
+    form, lost_means = FORMATS["nvfp4-weights"], []
     for sweeps in (0, 2):
         monkeypatch.setattr(groups, "SWEEPS", sweeps)
         rounded_weight = compensate(matrix, x.T @ x / 2000, form)
         assert np.array_equal(form.decode(*form.encode(rounded_weight)), rounded_weight)
-        lost.append(np.square(x @ (rounded_weight - matrix)).mean())
-    assert lost[1] < 0.95 * lost[0]
+        lost_means.append(np.square(x @ (rounded_weight - matrix)).mean())
+    assert lost_means[1] < 0.95 * lost_means[0]
 
 
 def test_factors_of_block_formats_are_powers_of_two():

@@ -15,9 +15,9 @@ def test_junit_has_a_case_per_check_and_a_failure_per_regression() -> None:
     (suite,) = JUnitXml.fromstring(to_junit(sample()).decode())
     assert (suite.tests, suite.failures) == (6, 1)
     assert {case.classname for case in suite} == {UNIT, "cpu fp16 onnxruntime"}
-    failed = [case for case in suite if not case.is_passed]
-    assert [case.name for case in failed] == [f"latency at batch=8 against {UNIT}"]
-    assert "2.0 times" in failed[0].result[0].text
+    failed_cases = [case for case in suite if not case.is_passed]
+    assert [case.name for case in failed_cases] == [f"latency at batch=8 against {UNIT}"]
+    assert "2.0 times" in failed_cases[0].result[0].text
     noisy = next(case for case in suite if "batch=32" in case.name)
     assert noisy.is_passed and "warning" in noisy.system_out
 

@@ -38,7 +38,7 @@ def direct_cost(model: CostModel, partitions) -> float:
     """Each request by itself at the edges that hold it."""
     total = 0.0
     for place in model.grid.places:
-        edges = [min(end for end in ends if end >= at) for ends, at in zip(partitions, place, strict=True)]
+        edges = [min(end for end in partition if end >= at) for partition, at in zip(partitions, place, strict=True)]
         total += model.times[(*edges, 0)]
     return total
 
@@ -53,9 +53,9 @@ def test_the_choice_for_one_dim_is_exact(lengths, price, most, batched):
     model = model_of(lengths, growth=batched)
     costs = model.intervals(0, [()])
     result = partition_grid(model, [0], most, price)
-    allowed = [each for each in all_partitions(len(model.grid.edges[0])) if len(each) <= most]
-    best = min(total_of(costs, each) + price * len(each) for each in allowed)
-    assert total_cost(model, result, price) == pytest.approx(best, rel=1e-9) and len(result[0]) <= most
+    allowed_partitions = [partition for partition in all_partitions(len(model.grid.edges[0])) if len(partition) <= most]
+    best_value = min(total_of(costs, partition) + price * len(partition) for partition in allowed_partitions)
+    assert total_cost(model, result, price) == pytest.approx(best_value, rel=1e-9) and len(result[0]) <= most
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,10 +72,10 @@ def test_two_dims_cost_hardly_more_than_the_best(pairs, price):
     model = model_of(*zip(*pairs, strict=True))
     result = partition_grid(model, [0, 1], 6, price)
     axes = [all_partitions(len(edges)) for edges in model.grid.edges]
-    tried = [each for each in itertools.product(*axes) if count_profiles(each) <= 6]
-    best = min(direct_cost(model, each) + price * count_profiles(each) for each in tried)
+    tried_points = [point for point in itertools.product(*axes) if count_profiles(point) <= 6]
+    best_value = min(direct_cost(model, point) + price * count_profiles(point) for point in tried_points)
     total = total_cost(model, result, price)
-    assert best <= total * (1 + 1e-9) and total <= 1.01 * best
+    assert best_value <= total * (1 + 1e-9) and total <= 1.01 * best_value
     assert total == pytest.approx(direct_cost(model, result) + price * count_profiles(result))
 
 
@@ -95,8 +95,8 @@ def test_a_dim_that_is_not_chosen_keeps_its_edges():
 
 
 def poisson(rate: float, count: int) -> np.ndarray:
-    at = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
-    return at - at[0]
+    sums = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
+    return sums - sums[0]
 
 
 def test_a_batch_has_one_request_and_those_that_arrive_while_it_waits():
@@ -119,9 +119,9 @@ def test_modelled_batches_cost_the_same_as_simulated_ones(rate, wait_s):
     grid.at[:] *= rate / 0.004
     times, policy = KnownTimes(), BatchPolicy(8, wait_s)
     growth = BatchGrowth.idle(grid.at, 8, wait_s)
-    served = serve_trace(grid, {"length": (8, 16, 40)}, times, policy)
-    costs = CostModel(grid, times.table(grid.edges, 8), growth.after(served.service)).intervals(0, [()])
-    assert total_of(costs, (0, 1, 2)) == pytest.approx(served.seconds.sum(), rel=0.06)
+    served_trace = serve_trace(grid, {"length": (8, 16, 40)}, times, policy)
+    costs = CostModel(grid, times.table(grid.edges, 8), growth.after(served_trace.service)).intervals(0, [()])
+    assert total_of(costs, (0, 1, 2)) == pytest.approx(served_trace.seconds.sum(), rel=0.06)
 
 
 def test_requests_of_several_samples_fill_a_batch_sooner():

@@ -18,9 +18,9 @@ def test_a_table_has_the_time_of_each_batch_at_each_edge():
 
 def test_the_mean_equals_that_of_the_distribution():
     runs = measure([{"length": 2}, {"length": 64}])
-    skewed = np.array([bucket.curve for bucket in runs]) * np.linspace(0.5, 2.5, 101)
-    times = RunTimes(ServiceTimes(("length",), np.array([[2], [64]]), skewed, np.full(2, 0.01)), None)
-    assert times.table([np.array([64])], 1)[0, 0] == pytest.approx(skewed[1].mean(), rel=0.01)
+    skewed_array = np.array([bucket.curve for bucket in runs]) * np.linspace(0.5, 2.5, 101)
+    times = RunTimes(ServiceTimes(("length",), np.array([[2], [64]]), skewed_array, np.full(2, 0.01)), None)
+    assert times.table([np.array([64])], 1)[0, 0] == pytest.approx(skewed_array[1].mean(), rel=0.01)
 
 
 def test_a_batch_is_padded_to_its_own_buckets_and_multiples():
@@ -33,9 +33,9 @@ def test_sizes_to_time_span_the_candidates_and_the_batch():
     grid = grid_of_sizes([3, 10, 20, 40])
     sizes = sizes_to_time(grid, ("length",), BATCH, 8, {"length": 64})
     expected = {3, 10, 20, 40, 64}
-    assert {each["length"] for each in sizes} == expected and {each["batch"] for each in sizes} == {1, 2, 4, 8}
-    fixed = sizes_to_time(grid, (), BATCH, 1, {"length": 64})
-    assert fixed == [{"batch": 1, "length": length} for length in (3, 10, 20, 40)]
+    assert {size["length"] for size in sizes} == expected and {size["batch"] for size in sizes} == {1, 2, 4, 8}
+    fixed_sizes = sizes_to_time(grid, (), BATCH, 1, {"length": 64})
+    assert fixed_sizes == [{"batch": 1, "length": length} for length in (3, 10, 20, 40)]
     assert edges_to_time({"length": (8, 64)}, BATCH, 8)[-1] == {"batch": 8, "length": 64}
 
 

@@ -23,7 +23,7 @@ def only(latency=None, error_rate=None, disagreement=None):
 
 
 def verdicts(evidences, thresholds=None, looks=None):
-    return [judge(one, thresholds, looks, replicates=QUICK).verdict for one in evidences]
+    return [judge(evidence, thresholds, looks, replicates=QUICK).verdict for evidence in evidences]
 
 
 def at_most(count: int, of: int, promised: float = 0.05) -> bool:
@@ -56,10 +56,10 @@ def test_the_level_holds_at_the_margin_of_error_rates(paired, count):
     limits = only(error_rate=0.005)
     items = []
     for rng in seeds(count):
-        ours, theirs = rng.random(2000) < 0.007, rng.random(2000) < 0.002
+        is_ours, is_theirs = rng.random(2000) < 0.007, rng.random(2000) < 0.002
         ones = np.ones(2000)
         items.append(
-            judge(CanaryEvidence(side(ones, ~ours), side(ones, ~theirs), paired), limits, replicates=1).verdict
+            judge(CanaryEvidence(side(ones, ~is_ours), side(ones, ~is_theirs), paired), limits, replicates=1).verdict
         )
     assert at_most(items.count("PASS"), count) and at_most(items.count("FAIL"), count)
 
@@ -114,16 +114,16 @@ def test_an_unobserved_tail_is_not_judged():
 
 def test_an_early_look_needs_more_evidence_than_the_last_one():
     evidence = pair_evidence(np.random.default_rng(3), 1500, slower=0.035)
-    alone = judge(evidence, MEDIAN, replicates=QUICK)
-    early = judge(evidence, MEDIAN, Looks(15_000), replicates=QUICK)
-    assert (alone.verdict, early.verdict) == ("FAIL", "INSUFFICIENT")
-    assert early.criteria[0].low < alone.criteria[0].low
+    single_judgement = judge(evidence, MEDIAN, replicates=QUICK)
+    early_judgement = judge(evidence, MEDIAN, Looks(15_000), replicates=QUICK)
+    assert (single_judgement.verdict, early_judgement.verdict) == ("FAIL", "INSUFFICIENT")
+    assert early_judgement.criteria[0].low < single_judgement.criteria[0].low
 
 
 def test_missing_answers_give_no_pass():
-    ones = np.exp(np.random.default_rng(0).normal(size=6000) * 0.01)
-    failed = np.arange(6000) % 1000 == 7  # on both sides, one by one
-    evidence = CanaryEvidence(side(ones, ~failed), side(ones, ~failed), True)
+    other_values = np.exp(np.random.default_rng(0).normal(size=6000) * 0.01)
+    is_failed = np.arange(6000) % 1000 == 7  # on both sides, one by one
+    evidence = CanaryEvidence(side(other_values, ~is_failed), side(other_values, ~is_failed), True)
     assert judge(evidence).verdict == "INSUFFICIENT" and "nothing was observed of the answers" in judge(evidence).reason
     assert judge(evidence, Thresholds(quality=None)).verdict == "PASS"
     assert judge(evidence, only()).verdict == "INSUFFICIENT", "no threshold at all proves nothing"
@@ -131,9 +131,9 @@ def test_missing_answers_give_no_pass():
 
 @pytest.mark.parametrize(("flips", "verdict"), [(0, "PASS"), (20, "INSUFFICIENT"), (60, "FAIL")])
 def test_argmax_flips_with_a_margin_are_judged(flips, verdict):
-    ones = side(np.ones(2000))
+    other_side = side(np.ones(2000))
     evidence = CanaryEvidence(
-        ones, ones, True, flipped=np.isin(np.arange(2000), np.linspace(0, 1999, flips).astype(int))
+        other_side, other_side, True, flipped=np.isin(np.arange(2000), np.linspace(0, 1999, flips).astype(int))
     )
     quality = QualityThresholds(disagreement=None, flips=0.01, score=None)
     (criterion,) = judge(evidence, Thresholds({}, None, quality), replicates=1).criteria
@@ -143,16 +143,16 @@ def test_argmax_flips_with_a_margin_are_judged(flips, verdict):
 
 def test_lower_scores_fail():
     limits = Thresholds({}, None, QualityThresholds(disagreement=None))
-    for paired in (True, False):
+    for is_paired in (True, False):
         rng = np.random.default_rng(1)
-        theirs = (rng.random(20_000) < 0.9).astype(float)
-        same, worse = theirs.copy(), np.where(rng.random(20_000) < 0.03, 0.0, theirs)
+        is_theirs = (rng.random(20_000) < 0.9).astype(float)
+        is_same, worse_array = is_theirs.copy(), np.where(rng.random(20_000) < 0.03, 0.0, is_theirs)
         ones = np.ones(20_000)
 
         def verdict(ours):
-            return judge(CanaryEvidence(side(ones, score=ours), side(ones, score=theirs), paired), limits).verdict  # noqa: B023
+            return judge(CanaryEvidence(side(ones, score=ours), side(ones, score=is_theirs), is_paired), limits).verdict  # noqa: B023
 
-        assert (verdict(same), verdict(worse)) == ("PASS", "FAIL")
+        assert (verdict(is_same), verdict(worse_array)) == ("PASS", "FAIL")
     few = side(np.ones(60), score=np.ones(60))
     assert judge(CanaryEvidence(few, few, True), limits).verdict == "INSUFFICIENT", "60 equal scores prove no 1 %"
 

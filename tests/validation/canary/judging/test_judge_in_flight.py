@@ -45,8 +45,8 @@ def test_in_flight_wrong_verdicts_at_the_margin_are_within_the_promise(count):
 
 
 def test_observations_name_their_segment_and_two_form_a_block(tmp_path):
-    pairs, ours, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=8)
-    count = len(ours.sent)
+    pairs, our_replay, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=8)
+    count = len(our_replay.sent)
     evidence, _ = evidence_of(*observed(pairs, tmp_path), 15.0)
     assert sorted({pair.segment for pair in pairs}) == list(range(count))
     assert evidence.design_block == -(-2 * 600 // count) == 34
@@ -54,8 +54,8 @@ def test_observations_name_their_segment_and_two_form_a_block(tmp_path):
 
 
 def test_an_insufficient_verdict_gives_the_sufficient_number_of_requests():
-    few = judge(in_flight_evidence(np.random.default_rng(1), 2000, 8, load=0.7), LATENCY, replicates=200)
-    search_result = re.search(r"some (\d+) requests \((\d+) s of such traffic\)", few.reason)
-    assert few.verdict == "INSUFFICIENT" and search_result, few.reason
+    few_judgement = judge(in_flight_evidence(np.random.default_rng(1), 2000, 8, load=0.7), LATENCY, replicates=200)
+    search_result = re.search(r"some (\d+) requests \((\d+) s of such traffic\)", few_judgement.reason)
+    assert few_judgement.verdict == "INSUFFICIENT" and search_result, few_judgement.reason
     count, seconds = map(int, search_result.groups())
     assert count / 4 < seconds < count / 2.5 and 4000 < count < 100_000, "3.1 requests come in a second"

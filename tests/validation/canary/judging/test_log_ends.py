@@ -50,14 +50,14 @@ def test_ignoring_missing_requests_hides_no_death():
     rng = np.random.default_rng
     result, _ = judged(dying(rng(0), 10_000), ignore_missing=True)
     assert result.verdict == "INSUFFICIENT" and "candidate.jsonl (candidate) stops" in result.reason
-    closed, notes = judged(dying(rng(0), 10_000, closed=(True, True)), ignore_missing=True)
-    assert closed.verdict == "PASS" and "candidate.jsonl (candidate) stops 6000 requests before" in notes
+    closed_verdict, notes = judged(dying(rng(0), 10_000, closed=(True, True)), ignore_missing=True)
+    assert closed_verdict.verdict == "PASS" and "candidate.jsonl (candidate) stops 6000 requests before" in notes
     logs = mirrored(rng(0), 10_000)
     kept_indices = np.flatnonzero((rng(1).random(10_000) < 0.4) & (np.arange(10_000) < 9_990))
     for column in ("time", "latency", "ok", "score", "sqnr_db", "flipped", "output", "request", "error"):
         setattr(logs.candidate, column, [getattr(logs.candidate, column)[index] for index in kept_indices])
-    sampled, notes = judged(logs, ignore_missing=True)
-    assert sampled.verdict == "PASS" and "left out, as was asked for" in notes
+    sampled_verdict, notes = judged(logs, ignore_missing=True)
+    assert sampled_verdict.verdict == "PASS" and "left out, as was asked for" in notes
 
 
 @pytest.mark.parametrize(("count", "may_be_dead"), [(1, False), (MOST_IN_FLIGHT + 1, True)])
@@ -67,8 +67,8 @@ def test_more_than_a_few_in_flight_may_mean_a_death(count, may_be_dead):
     result, notes = judged(logs)
     assert ("logs to the end" in {item.name for item in result.criteria}) == may_be_dead
     assert ("in flight to the candidate" in notes) != may_be_dead
-    late = next(item for item in result.criteria if item.name == "errors").estimate
-    assert late == pytest.approx(1 / 40, abs=0.001), "an answer after a minute counts as failed"
+    late_estimate = next(item for item in result.criteria if item.name == "errors").estimate
+    assert late_estimate == pytest.approx(1 / 40, abs=0.001), "an answer after a minute counts as failed"
 
 
 @pytest.mark.parametrize("count", [2, 60, 5000])
@@ -99,8 +99,8 @@ def test_a_log_states_its_orderly_end(tmp_path):
     actual = read_observations(tmp_path / "a.jsonl")
     assert actual.ended and len(actual) == 3 and log.kept == 3
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1]) == {"kind": "enginesmith-end", "requests": 3}
-    with ObservationLog(tmp_path / "a.jsonl") as again:
-        again.append(0.01, request=3)
+    with ObservationLog(tmp_path / "a.jsonl") as second_log:
+        second_log.append(0.01, request=3)
         assert not read_observations(tmp_path / "a.jsonl").ended, "served again"
     assert read_observations(tmp_path / "a.jsonl").ended
 
@@ -121,18 +121,18 @@ def test_a_log_with_a_failed_writer_has_no_orderly_end(tmp_path):
 
 
 def test_one_killed_writer_of_several_leaves_the_file_open(tmp_path):
-    shared = ObservationLog(tmp_path / "a.jsonl")
-    shared.append(0.01)
+    shared_log = ObservationLog(tmp_path / "a.jsonl")
+    shared_log.append(0.01)
     for closes in (True, False):
         if (pid := os.fork()) == 0:
-            shared.append(0.01)
+            shared_log.append(0.01)
             if closes:
-                shared.close()
+                shared_log.close()
             os._exit(0)
         os.waitpid(pid, 0)
         actual = read_observations(tmp_path / "a.jsonl")
         assert (len(actual), actual.accounted) == ((2, 1) if closes else (3, 1))
-    shared.close()
+    shared_log.close()
     assert read_observations(tmp_path / "a.jsonl").accounted == 2 < 3
 
 
@@ -149,15 +149,15 @@ def test_growing_logs_are_read_up_to_one_moment(tmp_path, monkeypatch):
     for index in range(4):
         for log in logs:
             log.append(0.01, request=index)
-    read = observations.read_observations
+    loaded_observations = observations.read_observations
 
     def slowly(path, size):
         for log in logs:
             log.append(0.01, request=f"meanwhile {path.name}")
-        return read(path, size)
+        return loaded_observations(path, size)
 
     monkeypatch.setattr(observations, "read_observations", slowly)
-    assert [one.request for one in read_both(*paths)] == [[0, 1, 2, 3]] * 2
+    assert [table.request for table in read_both(*paths)] == [[0, 1, 2, 3]] * 2
 
 
 def test_a_killed_run_gives_no_pass():
@@ -175,5 +175,5 @@ def test_a_killed_run_gives_no_pass():
 def test_files_give_the_simulations_verdicts(tmp_path):
     logs = dying(np.random.default_rng(0), 300, closed=(True, False))
     actual = read_both(write_log(tmp_path, logs.candidate), write_log(tmp_path, logs.baseline))
-    assert [one.ended for one in actual] == [True, False]
+    assert [row.ended for row in actual] == [True, False]
     assert actual[0].request == logs.candidate.request and actual[1].time == logs.baseline.time

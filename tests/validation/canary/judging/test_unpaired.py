@@ -68,10 +68,10 @@ def test_halves_of_an_even_load_are_compared_unpaired():
 
 def test_only_the_common_time_of_both_logs_counts():
     rng = np.random.default_rng(0)
-    times = [MIDNIGHT + np.linspace(first, last, 1000) * HOUR for first, last in ((0, 2), (0.5, 2.5))]
+    times = [MIDNIGHT + np.linspace(first_value, last, 1000) * HOUR for first_value, last in ((0, 2), (0.5, 2.5))]
     sides = [
-        log(name, one, np.full(1000, 0.01) * np.exp(rng.normal(size=1000) * 0.1), ended=True)
-        for name, one in zip(("candidate", "baseline"), times, strict=True)
+        log(name, time, np.full(1000, 0.01) * np.exp(rng.normal(size=1000) * 0.1), ended=True)
+        for name, time in zip(("candidate", "baseline"), times, strict=True)
     ]
     evidence, notes = evidence_of(sides[0], sides[1], 15.0)
     assert (len(evidence.candidate), len(evidence.baseline)) == (750, 750) and not evidence.unlike
@@ -95,17 +95,17 @@ def test_logs_that_share_exactly_half_of_their_time_are_compared():
 
 
 def test_a_different_total_load_is_found_without_a_long_window():
-    ours, theirs = np.linspace(0.0, 100.0, 1240), np.linspace(0.0, 100.0, 760)
-    assert "1240 requests of the candidate and 760" in pairing._other_load([ours, theirs], 0.0, 100.0)
-    assert not pairing._other_load([ours, np.linspace(0.0, 100.0, 1000)], 0.0, 100.0)
+    our_array, their_array = np.linspace(0.0, 100.0, 1240), np.linspace(0.0, 100.0, 760)
+    assert "1240 requests of the candidate and 760" in pairing._other_load([our_array, their_array], 0.0, 100.0)
+    assert not pairing._other_load([our_array, np.linspace(0.0, 100.0, 1000)], 0.0, 100.0)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_a_tenth_of_the_traffic_excuses_no_failure(share):
     rng = np.random.default_rng(0)
     times = MIDNIGHT + np.arange(6000) / 100.0
-    mine = rng.random(6000) < share
-    for failed in (times >= times[-1] - 30.0, rng.random(6000) < 0.4, times < 0.0):
-        ours = log("candidate", times[mine], np.full(mine.sum(), 0.01), ok=~failed[mine])
-        result, _ = judged(Logs(ours, log("baseline", times[~mine], np.full((~mine).sum(), 0.01)), ()))
-        assert result.verdict == ("FAIL" if failed.any() and share < 0.5 else "INSUFFICIENT"), result.reason
+    is_mine = rng.random(6000) < share
+    for is_failed in (times >= times[-1] - 30.0, rng.random(6000) < 0.4, times < 0.0):
+        our_log = log("candidate", times[is_mine], np.full(is_mine.sum(), 0.01), ok=~is_failed[is_mine])
+        result, _ = judged(Logs(our_log, log("baseline", times[~is_mine], np.full((~is_mine).sum(), 0.01)), ()))
+        assert result.verdict == ("FAIL" if is_failed.any() and share < 0.5 else "INSUFFICIENT"), result.reason

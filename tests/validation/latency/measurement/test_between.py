@@ -24,61 +24,61 @@ def test_the_medians_interval_is_students_t_for_one_more_process() -> None:
     series = [np.full(31, median) * np.linspace(0.999, 1.001, 31) for median in medians]
     result = quantiles_between(series, (0.5,))[0]
     logs = np.log(medians)
-    half = 2.776 * logs.std(ddof=1) * math.sqrt(1 + 1 / 5)  # Student's t, 97.5 %, 4 degrees of freedom
+    half_value = 2.776 * logs.std(ddof=1) * math.sqrt(1 + 1 / 5)  # Student's t, 97.5 %, 4 degrees of freedom
     assert result.value == pytest.approx(10.5)
-    assert result.low == pytest.approx(math.exp(logs.mean() - half), rel=2e-3)
-    assert result.high == pytest.approx(math.exp(logs.mean() + half), rel=2e-3)
+    assert result.low == pytest.approx(math.exp(logs.mean() - half_value), rel=2e-3)
+    assert result.high == pytest.approx(math.exp(logs.mean() + half_value), rel=2e-3)
     assert t_quantile(0.975, 4) == pytest.approx(2.776, rel=3e-3)
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.01, 0.05, 0.2])
 @pytest.mark.parametrize("count", [3, 5])
 def test_the_next_process_falls_into_the_interval(luck: float, count: int) -> None:
-    trials, covered = 300, 0
+    trials, covered_number = 300, 0
     for seed in range(trials):
-        *series, following = processes(seed, count + 1, luck, 60)
+        *series, following_array = processes(seed, count + 1, luck, 60)
         result = quantiles_between(series, (0.5,))[0]
-        covered += result.low <= float(np.median(following)) <= result.high  # type: ignore[operator]
-    assert covered / trials >= 0.92  # 95 %, and what 300 trials leave open
+        covered_number += result.low <= float(np.median(following_array)) <= result.high  # type: ignore[operator]
+    assert covered_number / trials >= 0.92  # 95 %, and what 300 trials leave open
 
 
 def test_the_interval_within_processes_misses_it() -> None:
-    covered = 0
+    covered_number = 0
     for seed in range(100):
-        *series, following = processes(seed, 6, 0.05, 60)
+        *series, following_array = processes(seed, 6, 0.05, 60)
         item = quantiles(np.concatenate(series), (0.5,))[0]
-        covered += item.low <= float(np.median(following)) <= item.high  # type: ignore[operator]
-    assert covered < 50
+        covered_number += item.low <= float(np.median(following_array)) <= item.high  # type: ignore[operator]
+    assert covered_number < 50
 
 
 def test_measurements_at_different_moments_agree_within_intervals() -> None:
     """What the processes of one measurement share differs between measurements as much as they do among themselves."""
     moments = np.exp(0.03 * np.random.default_rng(0).standard_normal(100))
     intervals = [
-        quantiles_between([moment * each for each in processes(seed, luck=0.03)], (0.5,))[0]
-        for seed, moment in enumerate(moments)
+        quantiles_between([moment_s * array for array in processes(seed, luck=0.03)], (0.5,))[0]
+        for seed, moment_s in enumerate(moments)
     ]
-    middle = float(np.median([item.value for item in intervals]))
-    assert sum(item.low <= middle <= item.high for item in intervals) >= 90  # type: ignore[operator]
+    middle_value = float(np.median([item.value for item in intervals]))
+    assert sum(item.low <= middle_value <= item.high for item in intervals) >= 90  # type: ignore[operator]
 
 
 def test_one_disturbed_process_widens_only_the_interval() -> None:
     series = processes(0, luck=0.01)
-    disturbed = [*series[:-1], 3 * series[-1]]
-    calm, result = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed))
+    disturbed_series = [*series[:-1], 3 * series[-1]]
+    calm, result = (quantiles_between(column, (0.5,))[0] for column in (series, disturbed_series))
     assert result.value == pytest.approx(calm.value, rel=0.02) and result.high > 2 * calm.high  # type: ignore[operator]
-    assert result.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
+    assert result.low >= min(float(column.min()) for column in series) / BEYOND  # type: ignore[operator]
 
 
 def test_an_outer_quantile_includes_the_spread_of_medians() -> None:
     truth = MEDIAN * math.exp(math.hypot(0.05, 0.05) * NormalDist().inv_cdf(0.9))
-    covered = 0
+    covered_number = 0
     for seed in range(100):
         series = processes(seed, luck=0.05, runs=30)  # too few of each for its own p90
-        interval, pooled = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
-        assert interval.value == pooled.value and interval.low < pooled.low and interval.high > pooled.high  # type: ignore[operator]
-        covered += interval.low <= truth <= interval.high  # type: ignore[operator]
-    assert covered >= 90
+        interval, quantile = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
+        assert interval.value == quantile.value and interval.low < quantile.low and interval.high > quantile.high  # type: ignore[operator]
+        covered_number += interval.low <= truth <= interval.high  # type: ignore[operator]
+    assert covered_number >= 90
 
 
 def test_unavailable_quantiles_are_none() -> None:

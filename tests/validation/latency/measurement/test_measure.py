@@ -74,12 +74,12 @@ def test_the_runtimes_own_call_is_timed_if_available() -> None:
 
 
 def test_runs_of_a_size_alternate_with_other_sizes(monkeypatch) -> None:
-    seen: list[int] = []
+    seen_counts: list[int] = []
     held_up = 1.0
 
     class Told(Plain):
         def run(self, inputs):
-            seen.append(len(inputs["x"]))
+            seen_counts.append(len(inputs["x"]))
             return {}
 
     def stretch(run: Callable[[], object], seconds: float, least: int) -> np.ndarray:
@@ -89,11 +89,11 @@ def test_runs_of_a_size_alternate_with_other_sizes(monkeypatch) -> None:
     monkeypatch.setattr(loop, "latencies", stretch)
     sizes = [BucketInputs({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
     measure_engine(lambda: nullcontext(Told()), sizes, 0.4, processes=1)
-    assert seen == [1, 2] + [1, 2] * PASSES, "behind the first run of each"
-    seen.clear()
+    assert seen_counts == [1, 2] + [1, 2] * PASSES, "behind the first run of each"
+    seen_counts.clear()
     held_up = 2.5
     measure_engine(lambda: nullcontext(Told()), sizes, 0.4, processes=1)
-    assert seen == [1, 2] + [1, 2] * 2, "none where those before took all the time"
+    assert seen_counts == [1, 2] + [1, 2] * 2, "none where those before took all the time"
 
 
 def test_each_stream_has_run_once_before_they_are_timed_together(monkeypatch) -> None:
@@ -129,22 +129,22 @@ def recording(folder: Path, session: object = None) -> Callable[[], AbstractCont
 
 def test_each_process_opens_the_engine_and_has_a_median(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", math.inf)  # a busy machine opens nothing in a second
-    (seen := tmp_path / "seen").mkdir()
-    imported: list[int] = []
-    result = measure_engine(recording(seen), [BUCKET, BUCKET], 0.01, lambda: imported.append(1))
-    pids = {int(path.name.partition("-")[0]) for path in seen.iterdir()}
+    (seen_path := tmp_path / "seen").mkdir()
+    imported_numbers: list[int] = []
+    result = measure_engine(recording(seen_path), [BUCKET, BUCKET], 0.01, lambda: imported_numbers.append(1))
+    pids = {int(path.name.partition("-")[0]) for path in seen_path.iterdir()}
     assert result.processes == measure.PROCESSES == len(pids) and os.getpid() not in pids
     assert all(len(bucket.process_medians_s) == measure.PROCESSES for bucket in result.buckets)
-    assert result.import_s is not None and not imported, "the runtime is imported in the processes, not here"
+    assert result.import_s is not None and not imported_numbers, "the runtime is imported in the processes, not here"
     (bucket, _) = result.buckets
     assert bucket.runs >= measure.PROCESSES * 2 and bucket.quantiles[0].low <= bucket.median_s  # type: ignore[operator]
 
 
 def test_a_slowly_opening_engine_is_opened_less_often(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", -1.0)
-    (seen := tmp_path / "seen").mkdir()
-    result = measure_engine(recording(seen), [BUCKET], 0.01)
-    assert result.processes == 3 == len(list(seen.iterdir()))
+    (seen_path := tmp_path / "seen").mkdir()
+    result = measure_engine(recording(seen_path), [BUCKET], 0.01)
+    assert result.processes == 3 == len(list(seen_path.iterdir()))
 
 
 def test_errors_of_a_process_are_raised_here() -> None:
@@ -162,7 +162,7 @@ def test_errors_of_a_process_are_raised_here() -> None:
 
 
 def test_leftover_threads_and_processes_are_not_waited_for(tmp_path: Path) -> None:
-    stop, stopped = os.pipe()
+    stop, stop_fd = os.pipe()
 
     def lingers() -> None:
         if not select.select([stop], [], [], 10)[0]:
@@ -176,14 +176,14 @@ def test_leftover_threads_and_processes_are_not_waited_for(tmp_path: Path) -> No
 
     def forks() -> AbstractContextManager[object]:
         if not os.fork():
-            os.close(stopped)
+            os.close(stop_fd)
             lingers()
         return os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[return-value]
 
     with pytest.raises(EnginesmithError, match="ended by SIGKILL"):
         measure_engine(forks, [BUCKET], 0.01)
     assert not (tmp_path / "waited").exists()
-    os.close(stopped)
+    os.close(stop_fd)
     os.close(stop)
 
 
@@ -205,7 +205,7 @@ def test_two_engines_are_compared_by_their_runtimes_own_calls() -> None:
 def test_engines_of_two_processes_are_timed_alternately() -> None:
     """Each in a thread here: what travels between is lines of JSON."""
     inputs, links = {"x": np.zeros(2, "f")}, [socket.socketpair() for _ in range(2)]
-    theirs, ours = ([pair[side].makefile("rw") for pair in links] for side in range(2))
+    their_file, our_file = ([pair[side].makefile("rw") for pair in links] for side in range(2))
     for end in (end for pair in links for end in pair):
         end.close()  # the streams hold them open
 
@@ -215,12 +215,12 @@ def test_engines_of_two_processes_are_timed_alternately() -> None:
         return json.loads(stream.readline())
 
     with ThreadPoolExecutor(2) as pool:
-        counts = [pool.submit(answer_blocks, lambda: nullcontext(Own()), inputs, stream) for stream in theirs]
-        pairs = run_interleaved_apart((partial(ask, ours[0]), partial(ask, ours[1])), 0.02, openings=2)
-        for stream in ours:
+        counts = [pool.submit(answer_blocks, lambda: nullcontext(Own()), inputs, stream) for stream in their_file]
+        pairs = run_interleaved_apart((partial(ask, our_file[0]), partial(ask, our_file[1])), 0.02, openings=2)
+        for stream in our_file:
             stream.close()
         blocks = [count.result() for count in counts]
-    for stream in theirs:
+    for stream in their_file:
         stream.close()
     assert len(pairs) == 2 and blocks[0] == blocks[1] >= 4
     assert all(len(pair[0]) == len(pair[1]) > 0 and (pair[0] > 0).all() for pair in pairs)

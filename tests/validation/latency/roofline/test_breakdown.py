@@ -22,6 +22,6 @@ def test_an_elementwise_node_joins_its_only_input() -> None:
 
 
 def test_dequantized_tensors_are_read_as_stored() -> None:
-    stored = node("DequantizeLinear", {"q": 1, "scale": 4}, "w")
-    (group,) = greedy_groups(GraphCosts([stored, node("MatMul", {"x": 4, "w": 4}, "y")], ["y"]))
+    stored_node = node("DequantizeLinear", {"q": 1, "scale": 4}, "w")
+    (group,) = greedy_groups(GraphCosts([stored_node, node("MatMul", {"x": 4, "w": 4}, "y")], ["y"]))
     assert [dict(item.reads) for item in group] == [{"x": 4, "q": 1, "scale": 4}]

@@ -58,9 +58,9 @@ def test_a_net_is_counted_at_the_size_of_its_bucket(conv):
     assert result["Conv"].operations == 2 * result["Conv"].macs
     assert (result["Conv"].read_bytes, result["Conv"].written_bytes) == (4 * (2 * 192 + 108 + 4), 4 * 2 * 256)
     assert result["Relu"].operations == 512 and result["Flatten"].moved_bytes == 0
-    four, two = (graph_cost(conv(batch).costs, 0, ()) for batch in (4, 2))
-    assert four.macs == 2 * two.macs
-    assert conv(2).unsized == [] and two.known
+    large_cost, small_cost = (graph_cost(conv(batch).costs, 0, ()) for batch in (4, 2))
+    assert large_cost.macs == 2 * small_cost.macs
+    assert conv(2).unsized == [] and small_cost.known
 
 
 def test_working_memory_is_the_tensors_alive_at_once(conv):
@@ -71,13 +71,13 @@ def test_working_memory_is_the_tensors_alive_at_once(conv):
 
 def test_fusion_saves_rewritten_tensors(conv):
     graph = conv(1)
-    unfused = sum(4 * n for n in (192 + 112 + 256, 256 + 256, 0, 256 + 2560 + 10))
-    fused = sum(4 * n for n in (192 + 112 + 256, 256 + 2560 + 10))
+    unfused_total = sum(4 * n for n in (192 + 112 + 256, 256 + 256, 0, 256 + 2560 + 10))
+    fused_total = sum(4 * n for n in (192 + 112 + 256, 256 + 2560 + 10))
     result = traffic(graph)
-    assert (result.unfused_bytes, result.fused_bytes, result.groups) == (unfused, fused, 2)
+    assert (result.unfused_bytes, result.fused_bytes, result.groups) == (unfused_total, fused_total, 2)
     assert result.source == "model" and 0 < result.saved < 1
-    same = traffic(graph, graph.costs)
-    assert same.source == "runtime" and same.saved == 0.0
+    same_traffic = traffic(graph, graph.costs)
+    assert same_traffic.source == "runtime" and same_traffic.saved == 0.0
 
 
 def test_a_quantized_product_counts_as_one_and_its_conversions_fuse(tmp_path):
@@ -123,9 +123,9 @@ def test_small_types_are_packed_and_gathers_read_only_their_rows():
 
 
 def test_an_unknown_operator_multiplies_nothing_and_is_named():
-    odd = cost_of("o", "Frobnicate", [("float32", (8,))], [("float32", (8,))])
-    assert (odd.macs, odd.operations, odd.moved_bytes, odd.known) == (0, 0, 64, False)
-    assert list_uncounted([odd, odd]) == ("Frobnicate",)
+    odd_cost = cost_of("o", "Frobnicate", [("float32", (8,))], [("float32", (8,))])
+    assert (odd_cost.macs, odd_cost.operations, odd_cost.moved_bytes, odd_cost.known) == (0, 0, 64, False)
+    assert list_uncounted([odd_cost, odd_cost]) == ("Frobnicate",)
 
 
 @pytest.mark.parametrize(

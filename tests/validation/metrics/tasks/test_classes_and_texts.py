@@ -79,20 +79,20 @@ def test_equal_answers_have_the_best_values(terms, shape, seed, samples):
     value = drawn(shape, samples, seed)
     result = measured(terms, (value[:3], value[:3]), (value[3:], value[3:]))
     assert tuple(result) == terms.values
-    for name, got in result.items():
-        if got is not None or name not in UNDEFINED:
-            assert got == pytest.approx(BEST.get(name, 0.0 if at_most(name) else 1.0))
+    for name, actual_value in result.items():
+        if actual_value is not None or name not in UNDEFINED:
+            assert actual_value == pytest.approx(BEST.get(name, 0.0 if at_most(name) else 1.0))
 
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), parts=st.integers(1, 3))
 def test_partitions_of_cases_change_nothing(terms, shape, seed, parts):
-    one, other = drawn(shape, 8, seed), drawn(shape, 8, seed + 1)
-    other = one + 0.3 * other
-    whole = measured(terms, (one, other))
-    cut = measured(terms, *zip(np.array_split(one, parts), np.array_split(other, parts), strict=True))
-    assert cut == pytest.approx(whole, nan_ok=True)
+    draw, other_draw = drawn(shape, 8, seed), drawn(shape, 8, seed + 1)
+    other_draw = draw + 0.3 * other_draw
+    whole_measurement = measured(terms, (draw, other_draw))
+    cut_measurement = measured(terms, *zip(np.array_split(draw, parts), np.array_split(other_draw, parts), strict=True))
+    assert cut_measurement == pytest.approx(whole_measurement, nan_ok=True)
 
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
@@ -102,9 +102,9 @@ def test_non_finite_answers_are_never_right(terms, shape, bad):
     value = drawn(shape, 5)
     with np.errstate(all="ignore"):
         result = measured(terms, (value, np.full_like(value, bad)))
-    first = result[terms.values[0]]
-    good = terms.name in ("accuracy", "top_k", "segmentation", "tokens") and np.isinf(bad)  # a class, if a wrong one
-    assert first is None or not first > (0.99 if good else 0.5)
+    first_value = result[terms.values[0]]
+    isinf = terms.name in ("accuracy", "top_k", "segmentation", "tokens") and np.isinf(bad)  # a class, if a wrong one
+    assert first_value is None or not first_value > (0.99 if isinf else 0.5)
 
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
@@ -140,11 +140,11 @@ OTHERS = [(), (3,), (3, 0), (0, 4), (2, 3, 4, 5, 6), (3, 7), (3, 2, 2)]
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
 def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_reported(terms, shape, other, dtype):
-    value, wrong = drawn(shape, 3), np.ones(other, dtype)
-    assert task_checks(Answers(wrong), golden_of(value), [terms])
+    value, wrong_array = drawn(shape, 3), np.ones(other, dtype)
+    assert task_checks(Answers(wrong_array), golden_of(value), [terms])
     with suppress(EnginesmithError):
-        assert task_checks(Answers(value), golden_of(wrong), [terms])
-        assert task_checks(Answers(wrong), golden_of(wrong), [terms])
+        assert task_checks(Answers(value), golden_of(wrong_array), [terms])
+        assert task_checks(Answers(wrong_array), golden_of(wrong_array), [terms])
 
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)

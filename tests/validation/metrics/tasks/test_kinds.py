@@ -50,19 +50,19 @@ def test_top_k_equals_scikit_learns(seed, k):
 def test_regression_equals_scikit_learns_in_any_parts(seed, noise):
     from sklearn.metrics import r2_score
 
-    expected, apart = drawn((3,), 9, seed).astype(np.float64) + 5, noise * drawn((3,), 9, seed + 1)
-    pairs = [(expected[:2], (expected + apart)[:2]), (expected[2:], (expected + apart)[2:])]
+    expected, separate_noise = drawn((3,), 9, seed).astype(np.float64) + 5, noise * drawn((3,), 9, seed + 1)
+    pairs = [(expected[:2], (expected + separate_noise)[:2]), (expected[2:], (expected + separate_noise)[2:])]
     result = measured(RegressionMetric("y"), *pairs)
-    assert result["r2"] == pytest.approx(r2_score(expected.ravel(), (expected + apart).ravel()))
-    assert result["relative_error"] == pytest.approx(np.abs(apart).sum() / np.abs(expected).sum())
-    assert result["largest_error"] == pytest.approx(np.abs(apart).max() / np.abs(expected).max())
+    assert result["r2"] == pytest.approx(r2_score(expected.ravel(), (expected + separate_noise).ravel()))
+    assert result["relative_error"] == pytest.approx(np.abs(separate_noise).sum() / np.abs(expected).sum())
+    assert result["largest_error"] == pytest.approx(np.abs(separate_noise).max() / np.abs(expected).max())
 
 
 def test_regression_handles_zeros_and_equal_numbers():
-    zero, one = np.zeros((4, 1)), np.ones((4, 1))
-    assert measured(RegressionMetric("y"), (zero, one)) == {"r2": None, "relative_error": None, "largest_error": None}
+    zero, array = np.zeros((4, 1)), np.ones((4, 1))
+    assert measured(RegressionMetric("y"), (zero, array)) == {"r2": None, "relative_error": None, "largest_error": None}
     assert measured(RegressionMetric("y"), (zero, zero)) == {"r2": 1.0, "relative_error": 0.0, "largest_error": 0.0}
-    assert measured(RegressionMetric("y"), (one, one + 1))["relative_error"] == 1.0
+    assert measured(RegressionMetric("y"), (array, array + 1))["relative_error"] == 1.0
     assert by_labels(RegressionMetric("y"), [1.0, 2.0], [[1.0], [2.5]])["relative_error"] == pytest.approx(0.5 / 3)
 
 
@@ -73,9 +73,9 @@ def test_segmentation_equals_scikit_learns(seed):
 
     rng = np.random.default_rng(seed)
     expected, result = rng.integers(0, 4, (3, 5, 6)), rng.integers(0, 4, (3, 5, 6))
-    got = measured(SegmentationMetric("y"), (expected[:1], result[:1]), (expected[1:], result[1:]))
-    assert got["mean_iou"] == pytest.approx(jaccard_score(expected.ravel(), result.ravel(), average="macro"))
-    assert got["equal_pixels"] == np.mean(expected == result)
+    measurement = measured(SegmentationMetric("y"), (expected[:1], result[:1]), (expected[1:], result[1:]))
+    assert measurement["mean_iou"] == pytest.approx(jaccard_score(expected.ravel(), result.ravel(), average="macro"))
+    assert measurement["equal_pixels"] == np.mean(expected == result)
 
 
 def test_segmentation_supports_threshold_axis_and_ignored_labels():
@@ -100,10 +100,10 @@ def test_si_sdr_handles_known_noise_silence_and_the_worst_signal():
     expected = np.tile([1.0, -1.0], 50)[None]
     noise = 0.1 * np.tile([1.0, 1.0, -1.0, -1.0], 25)[None]  # at right angles to it
     assert measured(SignalDistortion("y"), (expected, expected + noise))["si_sdr_db"] == pytest.approx(20)
-    silent = np.zeros_like(expected)
-    assert measured(SignalDistortion("y"), (silent, silent))["si_sdr_db"] is None
-    assert measured(SignalDistortion("y"), (silent, expected))["si_sdr_db"] == -100
-    assert measured(SignalDistortion("y"), (expected, silent))["si_sdr_db"] == -100
+    silent_values = np.zeros_like(expected)
+    assert measured(SignalDistortion("y"), (silent_values, silent_values))["si_sdr_db"] is None
+    assert measured(SignalDistortion("y"), (silent_values, expected))["si_sdr_db"] == -100
+    assert measured(SignalDistortion("y"), (expected, silent_values))["si_sdr_db"] == -100
     both = measured(SignalDistortion("y"), (np.stack([expected, expected]), np.stack([expected, expected + noise])))
     assert both == pytest.approx({"si_sdr_db": 60, "least_si_sdr_db": 20})
 
@@ -146,30 +146,30 @@ def test_the_rank_correlation_equals_scipys(seed, noise):
     from scipy.spatial.distance import pdist
     from scipy.stats import spearmanr
 
-    one = drawn((4,), 9, seed).astype(np.float64)
-    other = one + noise * drawn((4,), 9, seed + 1)
-    expected = spearmanr(1 - pdist(one, "cosine"), 1 - pdist(other, "cosine")).statistic
-    assert measured(EmbeddingsMetric("y"), (one, other))["spearman"] == pytest.approx(expected)
+    draw = drawn((4,), 9, seed).astype(np.float64)
+    other_draw = draw + noise * drawn((4,), 9, seed + 1)
+    expected = spearmanr(1 - pdist(draw, "cosine"), 1 - pdist(other_draw, "cosine")).statistic
+    assert measured(EmbeddingsMetric("y"), (draw, other_draw))["spearman"] == pytest.approx(expected)
 
 
 def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
     from scipy.stats import spearmanr
 
-    first, second = np.array([1.0, 2, 2, 3, 5, 5]), np.array([2.0, 1, 4, 4, 4, 9])
-    assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)
+    first_array, second_array = np.array([1.0, 2, 2, 3, 5, 5]), np.array([2.0, 1, 4, 4, 4, 9])
+    assert rank_correlation(first_array, second_array) == pytest.approx(spearmanr(first_array, second_array).statistic)
     angles = np.radians([0.0, 10.0, 30.0, 60.0])
-    one, other = (np.stack([np.cos(a), np.sin(a)], 1) for a in (angles, np.radians([0.0, 10.0, 50.0, 60.0])))
-    result = measured(EmbeddingsMetric("y", 1), (one, other))
+    array, other_array = (np.stack([np.cos(a), np.sin(a)], 1) for a in (angles, np.radians([0.0, 10.0, 50.0, 60.0])))
+    result = measured(EmbeddingsMetric("y", 1), (array, other_array))
     assert result["neighbours"] == 0.75  # the nearest of 30 degrees was 10, and is 60
-    assert measured(EmbeddingsMetric("y", 1), (one, np.ones((4, 2))))["spearman"] is None
+    assert measured(EmbeddingsMetric("y", 1), (array, np.ones((4, 2))))["spearman"] is None
 
 
 def test_the_number_of_compared_samples_is_limited(monkeypatch):
     monkeypatch.setattr(vectors_and_masks, "MOST_SAMPLES", 50)
     value = drawn((2,), 55)
-    other = value.copy()
-    other[50:] = -7
-    assert measured(EmbeddingsMetric("y"), (value, other))["spearman"] == pytest.approx(1)
+    other_value = value.copy()
+    other_value[50:] = -7
+    assert measured(EmbeddingsMetric("y"), (value, other_value))["spearman"] == pytest.approx(1)
 
 
 def test_tokens_count_up_to_the_end_without_pads():
@@ -177,6 +177,6 @@ def test_tokens_count_up_to_the_end_without_pads():
     assert measured(TokensMetric("y"), (expected, result)) == {"equal_tokens": 6 / 8, "equal_sequences": 0.0}
     assert measured(TokensMetric("y", until=1), (expected, result)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
     assert measured(TokensMetric("y", pad=9), (expected, result)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
-    shorter = measured(TokensMetric("y"), (expected, result[:, :3]))
-    longer = measured(TokensMetric("y"), (expected[:, :3], result))
-    assert shorter["equal_tokens"] == 5 / 8 and longer["equal_tokens"] == 5 / 8
+    shorter_measurement = measured(TokensMetric("y"), (expected, result[:, :3]))
+    longer_measurement = measured(TokensMetric("y"), (expected[:, :3], result))
+    assert shorter_measurement["equal_tokens"] == 5 / 8 and longer_measurement["equal_tokens"] == 5 / 8

@@ -29,18 +29,18 @@ def test_likelihood_equals_the_formula_for_shifted_logits(seed, places, shift):
     rng = np.random.default_rng(seed)
     one, other = rng.normal(size=(2, places, 2, 6), scale=2).astype(np.float32)
     labels = rng.integers(0, 6, (places, 2))
-    own, other_own = (np.take_along_axis(probabilities(side), labels[..., None], -1) for side in (one, other))
+    axis, other_own = (np.take_along_axis(probabilities(side), labels[..., None], -1) for side in (one, other))
     result = checks_of(one, other + np.float32(shift), labels.reshape(-1))
     assert result["perplexity"].value == pytest.approx(np.prod(other_own) ** (-1 / other_own.size), rel=1e-4)
-    assert result["kept_likelihood"].value == pytest.approx(np.prod(other_own / own) ** (1 / other_own.size), rel=1e-4)
-    unlabelled = np.exp(-(probabilities(one) * np.log(probabilities(one) / probabilities(other))).sum(-1).mean())
-    assert measured(TERMS, (one, other))["kept_likelihood"] == pytest.approx(unlabelled)
+    assert result["kept_likelihood"].value == pytest.approx(np.prod(other_own / axis) ** (1 / other_own.size), rel=1e-4)
+    unlabelled_values = np.exp(-(probabilities(one) * np.log(probabilities(one) / probabilities(other))).sum(-1).mean())
+    assert measured(TERMS, (one, other))["kept_likelihood"] == pytest.approx(unlabelled_values)
 
 
 def test_both_limits_count_and_the_note_has_the_originals_perplexity():
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
-    worse, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
-    result = checks_of(logits, worse, np.array([0, 1]), **limits)
+    worse_log, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
+    result = checks_of(logits, worse_log, np.array([0, 1]), **limits)
     assert result["kept_likelihood"].passed and result["kept_likelihood"].value == pytest.approx(0.8)
     assert not result["perplexity"].passed and result["perplexity"].value == pytest.approx(2.5)
     assert result["perplexity"].note == "the original model has 2.0000"
@@ -48,9 +48,9 @@ def test_both_limits_count_and_the_note_has_the_originals_perplexity():
 
 def test_negative_labels_do_not_count():
     logits = np.random.default_rng(0).normal(size=(4, 5))
-    some = checks_of(logits, 0.5 * logits, np.array([2, -1, -100, 3]))
+    checks = checks_of(logits, 0.5 * logits, np.array([2, -1, -100, 3]))
     few = checks_of(logits[[0, 3]], 0.5 * logits[[0, 3]], np.array([2, 3]))
-    assert {name: check.value for name, check in some.items()} == {name: check.value for name, check in few.items()}
+    assert {name: check.value for name, check in checks.items()} == {name: check.value for name, check in few.items()}
     none = checks_of(logits, logits, np.full(4, -1))
     assert all(check.value is None for check in none.values())
 
