@@ -55,6 +55,7 @@ def run(team: Path, *words: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=team, env=environment)
 
 
+@pytest.mark.slow
 def test_a_server_resolves_pulls_watches_and_records(built: Project, team: Path, tmp_path: Path) -> None:
     result = run(team, "server.py", built.registry, tmp_path / "place")
     assert (result.returncode, result.stderr) == (0, "")

@@ -21,6 +21,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder / "registry", enginesmith.build(write_fixed(folder / "project"), registry=folder / "registry")
 
 
+@pytest.mark.slow
 def test_a_fixed_cache_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
     expected = {"fp32": "proven", "int8": "proven"}
     assert {item.entry.precision: item.entry.status for item in built[1].engines} == expected
@@ -37,6 +38,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
     return result
 
 
+@pytest.mark.slow
 def test_a_generator_answers_prompts_of_several_lengths_like_the_module(built, tmp_path) -> None:
     pulled_engine = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
@@ -48,6 +50,7 @@ def test_a_generator_answers_prompts_of_several_lengths_like_the_module(built, t
         generator.generate([Prompt([3, 1], most=PLACES)])
 
 
+@pytest.mark.slow
 def test_a_step_beyond_the_end_is_refused_before_it_runs_and_a_row_restarts(built, tmp_path) -> None:
     pulled_engine = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     engine, calls = opens(pulled_engine.path), list[int]()

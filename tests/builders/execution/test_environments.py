@@ -22,6 +22,7 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_the_pinned_package_precedes_the_local_ones(tmp_path: Path, monkeypatch) -> None:
     write_wheel(tmp_path, "junitparser", "99.0")  # this environment has another
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -105,9 +105,8 @@ def test_layout_1_is_layout_0_with_the_batch_first(tmp_path, run, kind):
         np.testing.assert_allclose(left_value, right_value.swapaxes(0, 1), atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "inputs"), [("LSTM", ("b", "lengths", "h0", "c0")), pytest.param("GRU", ("b",), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "inputs"), [("LSTM", ("b", "lengths", "h0", "c0")), ("GRU", ("b",))])
 def test_a_program_loops_over_the_number_of_steps(tmp_path, kind, inputs):
     path = layer(tmp_path / "model.onnx", kind, inputs, direction="bidirectional")
     names = [value.name for value in onnx.load(path).graph.input]

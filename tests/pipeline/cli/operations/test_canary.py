@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from tests.pipeline.projects import Project, exit_code
@@ -65,6 +66,7 @@ def test_an_in_flight_run_stores_its_verdict(built, tmp_path):
     assert (verdicts["target"], verdicts["verdict"]) == (this_kind().name, result.json["verdict"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_stores_its_observations(built, tmp_path):
     path, out_path = record(built, 3000, 100), tmp_path / "canary"
     words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]

@@ -29,6 +29,9 @@ from pipeline.values import EngineBlob
 from tests.pipeline import refitting_backend
 from tests.pipeline.projects import Project, answers, weights, write_model, write_project
 
+# A build by three backends. `tests/pipeline/operations/test_refit.py` compares models without one.
+pytestmark = pytest.mark.slow
+
 OLD, NEW = weights(), weights(5)
 
 
@@ -80,7 +83,6 @@ def entry(project: Project, version: str, backend: str) -> EngineEntry:
     return next(engine for engine in manifest(project, version).engines if engine.backend == backend)
 
 
-@pytest.mark.slow
 def test_refitted_engines_are_proven_and_published_with_their_origin(project: Project) -> None:
     foreseen_result = project.run("debug", "refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
     assert foreseen_result.code == 0 and "version" not in foreseen_result.json
