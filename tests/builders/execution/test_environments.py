@@ -36,6 +36,7 @@ def test_the_pinned_package_precedes_the_local_ones(tmp_path: Path, monkeypatch)
     assert make_environment({"junitparser": "99.0"}, tmp_path / "environments") == python
 
 
+@pytest.mark.slow
 def test_a_failed_pip_leaves_no_environment(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UnavailableError, match=r"pip cannot install absent-package==1: .*--python"):

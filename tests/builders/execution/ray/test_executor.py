@@ -1,4 +1,3 @@
-import socket
 import subprocess
 import sys
 import threading
@@ -19,15 +18,14 @@ from builders.execution.jobs import (
     Started,
 )
 from builders.execution.ray import RayExecutor
-from builders.execution.ray.task import check_reachable
-from enginesmith.core.errors import ModelError, SpecError, StepError, UnavailableError
+from enginesmith.core.errors import ModelError, SpecError, StepError
 from tests.calls import call_job
 from tests.waiting import PATIENCE_S, gone, text_of, until
 
 ray = pytest.importorskip("ray")
 
 JOBS = "tests.builders.jobs"
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 
 def job(function: str, arguments: dict | None = None, needs: Needs | None = None, **limits: float) -> Job:
@@ -225,7 +223,6 @@ print(answers)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "printed"),
     [
@@ -238,29 +235,6 @@ def test_starting_ray_leaves_the_process_unchanged(program, printed):
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, printed, "")
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
-def test_an_unreachable_address_is_reported_at_once(address):
-    """Ray itself looks for one for six minutes."""
-    with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
-        check_reachable(address)
-
-
-@pytest.mark.parametrize("raised", [ConnectionError, TimeoutError, Exception])
-def test_a_foreign_or_failing_cluster_is_unreachable(monkeypatch, raised):
-    def refuse(**options):
-        raise raised("timed out during startup")
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", refuse)
-    remark = " (if the cluster requires a token, set RAY_AUTH_MODE=token)"  # Ray itself sends none, and does not say so
-    for mode, suffix in (("token", ""), ("disabled", remark)):
-        monkeypatch.setenv("RAY_AUTH_MODE", mode)
-        with pytest.raises(UnavailableError) as error:
-            RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
-        reason = f"cannot reach the Ray cluster at auto: timed out during startup{suffix};"
-        assert str(error.value).startswith(reason)
 
 
 def test_a_job_through_rays_client_gives_the_same_result_without_progress(executor, monkeypatch):
@@ -277,15 +251,3 @@ def test_a_job_through_rays_client_gives_the_same_result_without_progress(execut
     with pytest.raises(StepError) as error:
         executor.run(job("hang", timeout_s=0.5))
     assert error.value.kind == "timeout"
-
-
-def test_a_loopback_cluster_is_not_waited_for(monkeypatch):
-    """Ray looks for it under the machine's own address, for six minutes."""
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.2")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(UnavailableError, match=r"looks for at 127\.0\.0\.2: .*--node-ip-address 127\.0\.0\.2"):
-            check_reachable(address)
-        check_reachable(f"ray://{address}")  # a client asks where it is told to
-        monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
-        check_reachable(address)

@@ -1,5 +1,6 @@
-"""A cluster that is lost in mid-work, without Ray: what waits fails, and the next job finds the one that came back."""
+"""A cluster that is not reached, or lost in mid-work: what waits fails, and the next job finds a new one."""
 
+import socket
 import threading
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from builders.execution.jobs import Started, Waiting
 from builders.execution.ray import RayExecutor, executor, task
 from builders.execution.ray import executor as listener
-from builders.execution.ray.task import RayNode, TaskAnswer
+from builders.execution.ray.task import RayNode, TaskAnswer, check_reachable
 from enginesmith.core.errors import StepError, UnavailableError
 from tests.calls import call_job
 from tests.waiting import PATIENCE_S, until
@@ -233,3 +234,40 @@ def test_a_failing_listener_blocks_no_job(ray, monkeypatch):
         with pytest.raises(UnavailableError, match="lost the Ray cluster: at the third layer") as error_info:
             ray_executor.run(JOB)
         assert isinstance(error_info.value.__cause__, Panic)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
+def test_an_unreachable_address_is_reported_at_once(address):
+    """Ray itself looks for one for six minutes."""
+    with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
+        check_reachable(address)
+
+
+@pytest.mark.parametrize("raised", [ConnectionError, TimeoutError, Exception])
+def test_a_foreign_or_failing_cluster_is_unreachable(monkeypatch, raised):
+    real_ray = pytest.importorskip("ray")
+
+    def refuse(**options):
+        raise raised("timed out during startup")
+
+    monkeypatch.setattr(real_ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(real_ray, "init", refuse)
+    remark = " (if the cluster requires a token, set RAY_AUTH_MODE=token)"  # Ray itself sends none, and does not say so
+    for mode, suffix in (("token", ""), ("disabled", remark)):
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+        with pytest.raises(UnavailableError) as error:
+            RayExecutor("auto").run(JOB)
+        reason = f"cannot reach the Ray cluster at auto: timed out during startup{suffix};"
+        assert str(error.value).startswith(reason)
+
+
+def test_a_loopback_cluster_is_not_waited_for(monkeypatch):
+    """Ray looks for it under the machine's own address, for six minutes."""
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UnavailableError, match=r"looks for at 127\.0\.0\.2: .*--node-ip-address 127\.0\.0\.2"):
+            check_reachable(address)
+        check_reachable(f"ray://{address}")  # a client asks where it is told to
+        monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+        check_reachable(address)
