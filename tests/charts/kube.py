@@ -2,9 +2,10 @@
 
 import copy
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,11 @@ def with_value(path: str, value: Any, base: str | Object = "aws") -> dict[str, A
         local_value = local_value[place] if isinstance(local_value, list) else local_value.setdefault(place, {})
     local_value[last_number] = value
     return values
+
+
+def batches(cases: Iterable[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Cases that begin with a path of values, one of each top-level key at a time: rendering is what takes time."""
+    by_key = defaultdict(list)
+    for case in cases:
+        by_key[case[0].split(".")[0]].append(case)
+    return [list(filter(None, batch)) for batch in zip_longest(*by_key.values())]

@@ -11,7 +11,7 @@ from charts import renders
 from charts.kubernetes_names import KEY, NAME, OPTIONAL_NAME
 from charts.values_schema import values_schema
 from enginesmith.core.hardware.machine import GENERATIONS
-from tests.charts.kube import job_variables, label, pod_specs, with_value
+from tests.charts.kube import batches, job_variables, label, pod_specs, with_value
 
 
 def test_fields_without_a_schema_can_be_set() -> None:
@@ -76,16 +76,14 @@ def test_valid_schedules_pass(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
 
 
-@pytest.mark.parametrize(
-    "cidr",
-    [
+def test_networks_of_both_families_are_accepted() -> None:
+    cidrs = [
         "10.0.0.0/8", "0.0.0.0/0", "::/0", "fd00::/8", "2001:db8:1:2::/64", "fe80::1:2/128", "10.0.0.130/31",
         "fd00:ff00::/24", "1:2:3:4:5:6:7:8/128",
-    ],
-)  # fmt: skip
-def test_networks_of_both_families_are_accepted(cidr: str) -> None:
-    texts = renders.rendered(with_value("networkPolicy.registry.cidrs", [cidr]))
-    assert f'cidr: "{cidr}"' in texts["network/policies.yaml"]
+    ]  # fmt: skip
+    texts = renders.rendered(with_value("networkPolicy.registry.cidrs", cidrs))
+    for cidr in cidrs:
+        assert f'cidr: "{cidr}"' in texts["network/policies.yaml"]
 
 
 def test_a_whole_number_of_cpus_is_a_valid_quantity() -> None:
@@ -135,43 +133,46 @@ DNS = {"containerPort": 53}
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("images.control.repository", "registry.example:5000/team_a/enginesmith.control--x"),
-        ("images.control.repository", "control"),
-        ("ray.finishSchedule", "0 0 31 2 mon"),
-        ("cpuGroup.cpu", "0.5"),
-        ("cpuGroup.cpu", "10"),
-        ("cpuGroup.cpu", "500m"),
-        ("cpuGroup.memory", "0.5Gi"),
-        ("cpuGroup.memory", "10Gi"),
-        ("canary.duration", "8h"),
-        ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": "fd00::/16", "except": ["fd00:1::/32"]}}]),
-        ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]),
-        ("networkPolicy.extraEgress", [{"to": [{"podSelector": {}}], "ports": [{"port": 80, "endPort": 90}]}]),
-        ("metrics.resources", {"limits": None, "requests": {"cpu": "1", "memory": "1Gi"}}),
-        ("metrics.dashboard.labels", {"grafana_dashboard": None}),
-        ("extraVolumes", [{"name": "a", "configMap": {"name": "c", "items": [{"key": "k", "path": "a/..b"}]}}]),
-        ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": CLAIM}}}]),
-        ("metrics.serviceAnnotations", {"helm.sh/resource-policy": "keep"}),
-        ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
-        (
-            "site.httpRoute.parentRefs",
-            [{"name": "a", "sectionName": "x"}, {"name": "a", "sectionName": "y"}, {"name": "b"}],
-        ),
-        ("prefect.server.ingress", {"className": "", "annotations": {"kubernetes.io/ingress.class": "alb"}}),
-        ("prefect.server.extraContainers", [{"name": "a", "image": "b", "ports": [DNS, {**DNS, "protocol": "UDP"}]}]),
-        ("site.topologySpreadConstraints", [{**SPREAD, "matchLabelKeys": ["pod-template-hash"]}]),
-        ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": ALONE}}}]),
-        ("site.podAnnotations", {"controller.kubernetes.io/pod-deletion-cost": "-2147483648"}),
-        ("site.podAnnotations", {"controller.kubernetes.io/pod-deletion-cost": "2147483647"}),
-        ("extraVolumes", [{"name": "a", "emptyDir": {"sizeLimit": "0"}}]),
-        ("site.ingress", {"className": "nginx", "annotations": {"kubernetes.io/ingress.class": "alb"}}),
-    ],
-)
-def test_valid_values_are_accepted(path: str, value: Any) -> None:
-    assert renders.rendered(with_value(path, value))
+ACCEPTED = [
+    ("images.control.repository", "registry.example:5000/team_a/enginesmith.control--x"),
+    ("images.control.repository", "control"),
+    ("ray.finishSchedule", "0 0 31 2 mon"),
+    ("cpuGroup.cpu", "0.5"),
+    ("cpuGroup.cpu", "10"),
+    ("cpuGroup.cpu", "500m"),
+    ("cpuGroup.memory", "0.5Gi"),
+    ("cpuGroup.memory", "10Gi"),
+    ("canary.duration", "8h"),
+    ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": "fd00::/16", "except": ["fd00:1::/32"]}}]),
+    ("networkPolicy.metrics.from", [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}]),
+    ("networkPolicy.extraEgress", [{"to": [{"podSelector": {}}], "ports": [{"port": 80, "endPort": 90}]}]),
+    ("metrics.resources", {"limits": None, "requests": {"cpu": "1", "memory": "1Gi"}}),
+    ("metrics.dashboard.labels", {"grafana_dashboard": None}),
+    ("extraVolumes", [{"name": "a", "configMap": {"name": "c", "items": [{"key": "k", "path": "a/..b"}]}}]),
+    ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": CLAIM}}}]),
+    ("metrics.serviceAnnotations", {"helm.sh/resource-policy": "keep"}),
+    ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
+    (
+        "site.httpRoute.parentRefs",
+        [{"name": "a", "sectionName": "x"}, {"name": "a", "sectionName": "y"}, {"name": "b"}],
+    ),
+    ("prefect.server.ingress", {"className": "", "annotations": {"kubernetes.io/ingress.class": "alb"}}),
+    ("prefect.server.extraContainers", [{"name": "a", "image": "b", "ports": [DNS, {**DNS, "protocol": "UDP"}]}]),
+    ("site.topologySpreadConstraints", [{**SPREAD, "matchLabelKeys": ["pod-template-hash"]}]),
+    ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": ALONE}}}]),
+    ("site.podAnnotations", {"controller.kubernetes.io/pod-deletion-cost": "-2147483648"}),
+    ("site.podAnnotations", {"controller.kubernetes.io/pod-deletion-cost": "2147483647"}),
+    ("extraVolumes", [{"name": "a", "emptyDir": {"sizeLimit": "0"}}]),
+    ("site.ingress", {"className": "nginx", "annotations": {"kubernetes.io/ingress.class": "alb"}}),
+]
+
+
+@pytest.mark.parametrize("batch", batches(ACCEPTED))
+def test_valid_values_are_accepted(batch: list[tuple[str, Any]]) -> None:
+    values = renders.sample("aws")
+    for path, value in batch:
+        values = with_value(path, value, values)
+    assert renders.rendered(values)
 
 
 def test_every_generation_that_enginesmith_knows_can_be_a_group() -> None:
