@@ -28,7 +28,7 @@ PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
     "lines of product": 107_350,
-    "lines of tests": 89_050,
+    "lines of tests": 89_100,
     "lines of the longest module": 600,
     "first-level commands": 24,
     "options": 300,

@@ -57,6 +57,9 @@ class TaskListener:
         self._nodes: tuple[float, list[RayNode]] = (0.0, [])
         self._tasks: dict[Untyped, RayTask] = {}
         self._changed = threading.Condition()
+        self._calls = (
+            threading.Lock()
+        )  # around calls of other threads: while it disconnects, Ray would end this process
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
         self.lost = False  # whether Ray is gone: no task is heard any more, and another listener is needed
         self._connection: Future[None] = Future()
@@ -67,22 +70,30 @@ class TaskListener:
 
     def nodes(self, fresh: bool = False) -> list[RayNode]:
         """The cluster's nodes, at most `_CHECK_S` seconds old. fresh: ask Ray again. Raises UnavailableError."""
-        query_time, ray_nodes = self._nodes
-        if fresh or time.monotonic() > query_time + _CHECK_S:
-            try:
-                ray_nodes = nodes()
-            except Exception as error:  # Ray's client raises a plain one
-                raise self.lose(error) from error
-            self._nodes = (time.monotonic(), ray_nodes)
-        return ray_nodes
+        with self._calls:
+            query_time, ray_nodes = self._nodes
+            if fresh or time.monotonic() > query_time + _CHECK_S:
+                self._refuse_when_lost()
+                try:
+                    ray_nodes = nodes()
+                except Exception as error:  # Ray's client raises a plain one
+                    raise self.lose(error) from error
+                self._nodes = (time.monotonic(), ray_nodes)
+            return ray_nodes
 
-    def add(self, task: RayTask) -> None:
-        """Listen to this task from now on. Raises UnavailableError where Ray was lost meanwhile."""
-        with self._changed:
-            if self.lost:
-                raise UnavailableError(f"{task.job.name}: lost the Ray cluster; start it again, then run again")
-            self._tasks[task.ref] = task
-            self._changed.notify()
+    def submit(self, make_task: Callable[[], RayTask]) -> RayTask:
+        """Make a task and listen to it. Raises UnavailableError if Ray is lost, and what `make_task` raises."""
+        with self._calls:
+            self._refuse_when_lost()
+            task = make_task()
+            with self._changed:
+                self._tasks[task.ref] = task
+                self._changed.notify()
+        return task
+
+    def _refuse_when_lost(self) -> None:
+        if self.lost:
+            raise UnavailableError("lost the Ray cluster; start it again, then run again")
 
     def cancel(self) -> None:
         """End all tasks, within `_GRACE_S`; safe from a signal handler."""
@@ -92,7 +103,7 @@ class TaskListener:
         """End one task that no thread waits for any more; returns when its processes are dead."""
         with self._changed:
             task_entry = self._tasks.pop(task.ref, None)
-        if task_entry and not task.over:
+        if task_entry and not task.over and not self.lost:
             _end([task])
 
     def lose(self, error: BaseException) -> UnavailableError:
@@ -130,8 +141,10 @@ class TaskListener:
         try:
             self._hear()
         finally:
-            if connected_here:
-                cluster.disconnect()
+            with self._calls:
+                self.lost = True
+                if connected_here:
+                    cluster.disconnect()
 
     def _hear(self) -> None:
         checked_s = time.monotonic()
@@ -345,13 +358,13 @@ class RayExecutor:
                 cluster_nodes = listener.nodes(fresh=True)
                 if not find_fitting(job.needs, cluster_nodes) and not self._wait_s:
                     raise StepError(f"{job.name}: {none_fits(job.needs, cluster_nodes)}", "no-node")
-            task = RayTask(job, cluster_nodes, last[0] if other_node else None, self._modules)
+            avoided_node = last[0] if other_node else None
+            task = listener.submit(lambda: RayTask(job, cluster_nodes, avoided_node, self._modules))
         except EnginesmithError:
             raise
         except Exception as error:  # Ray's client raises a plain one
             raise listener.lose(error) from error
         try:
-            listener.add(task)
             return decode(_follow(task, watch, listener), result_type(job.request))
         except BaseException:  # also Ctrl-C, and what the watch raises
             listener.drop(task)

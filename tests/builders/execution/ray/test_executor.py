@@ -132,7 +132,6 @@ def test_an_engine_built_in_process_has_no_limits_but_errors(fleet):
 
 
 def test_cancel_ends_running_jobs_and_leaves_nothing(fleet, tmp_path):
-    executor = RayExecutor(fleet.address)
     noted_path, empty_path = tmp_path / "pid", tmp_path / "never"
     failures = []
 
@@ -141,21 +140,22 @@ def test_cancel_ends_running_jobs_and_leaves_nothing(fleet, tmp_path):
             executor.run(job("spawn", {"path": str(path), "wait": True}))
         failures.append(error.value.kind)
 
-    thread = threading.Thread(target=run, args=(noted_path,))
-    thread.start()
-    grandchild = int(text_of(noted_path))
-    executor.cancel()
-    thread.join(PATIENCE_S)
-    assert gone(grandchild)
-    run(empty_path)
+    with RayExecutor(fleet.address) as executor:
+        thread = threading.Thread(target=run, args=(noted_path,))
+        thread.start()
+        grandchild = int(text_of(noted_path))
+        executor.cancel()
+        thread.join(PATIENCE_S)
+        assert gone(grandchild)
+        run(empty_path)
     assert failures == ["cancelled", "cancelled"]
     assert not empty_path.exists()
 
 
 def test_at_most_the_limit_runs_at_once(fleet, tmp_path):
-    executor, go, begun_paths = RayExecutor(fleet.address, jobs=1), tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
+    go, begun_paths = tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
     kept_jobs = [job("stay", {"path": str(path), "go": str(go)}) for path in begun_paths]
-    with ThreadPoolExecutor(2) as pool:
+    with RayExecutor(fleet.address, jobs=1) as executor, ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(executor.run, item) for item in kept_jobs]
         until(lambda: any(path.exists() for path in begun_paths))
         with RayExecutor(fleet.address) as other:  # the cluster has room: what would be sent to it has come by now
@@ -174,7 +174,6 @@ def test_an_executor_shuts_down_only_what_it_started(executor):
 LOCAL = f"""
 import warnings; warnings.simplefilter("error")
 from builders.execution.ray import RayExecutor; from tests.calls import call_job
-from tests.calls import call_job
 with RayExecutor(jobs=1) as executor:
     assert executor.run(call_job("unit", "{JOBS}:add", {{"a": 1, "b": 2}})) == 3
 import ray

@@ -186,6 +186,22 @@ def test_an_idle_connection_to_a_lost_cluster_ends(ray, monkeypatch):
     assert len(ray.threads) == 1 and threading.current_thread() not in ray.threads
 
 
+def test_no_other_thread_calls_ray_while_it_disconnects(ray, monkeypatch):
+    """Ray would end this process."""
+    locked_flags = []
+    with RayExecutor("ray://head:10001") as ray_executor:
+
+        def note():
+            locked_flags.append(ray_executor._listener._calls.locked())
+
+        monkeypatch.setattr(task, "disconnect", note)
+        monkeypatch.setattr(listener, "nodes", lambda: note() or [NODE])
+        monkeypatch.setattr(executor, "RayTask", lambda *arguments: note() or Task(*arguments))
+        ray.answers.set()
+        assert ray_executor.run(JOB) == 3
+    assert len(locked_flags) == 3 and all(locked_flags)
+
+
 def test_a_cancelled_job_does_not_wait_for_the_head(ray):
     with RayExecutor("ray://head:10001", wait_s=3600) as ray_executor:
         ray.answers.set()
