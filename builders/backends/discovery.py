@@ -60,7 +60,7 @@ def load(name: str) -> type[Backend]:
 
 
 def load_runtime(backend: Backend) -> Untyped:
-    """Import the module that opening an engine needs. Raises EnginesmithError where it cannot be loaded."""
+    """Import and return the module that opening an engine needs. Raises EnginesmithError where it cannot be loaded."""
     try:
         return import_module(backend.runtime)
     except (ImportError, OSError) as error:

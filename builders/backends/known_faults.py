@@ -26,9 +26,7 @@ from enginesmith.core.types import BuildRequest, Precision
 if TYPE_CHECKING:
     import onnx
 
-_RUNS_ON = (
-    "runs for its whole trip count even after its condition became false; give it a condition that is constantly true"
-)
+_RUNS_ON = "runs for its whole trip count even if its condition is false; give it a condition that is constantly true"
 _SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 # For others it computes tanh, or another slope.
 _ACTIVATIONS = {b"Sigmoid", b"Tanh", b"Relu"}
@@ -454,7 +452,7 @@ def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Pa
 
     verdict = judge_faults(list_faults(path, request.backend), request)
     if verdict.refusal:
-        raise ModelError(f"{request.backend} would compute wrong results: {verdict.refusal}")
+        raise ModelError(f"{request.backend} does not compile the model correctly: {verdict.refusal}")
     if not verdict.written:
         return path, verdict.notes
     model = shape_inference.infer_shapes(load_graph(path))

@@ -154,7 +154,7 @@ def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field
 
 
 def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts]]:
-    """A function that replaces each long list in a node's attributes by the place where it lies."""
+    """By field number, functions that replace each long list in a node's attributes by the place where it lies."""
 
     def cut(attribute: Field) -> _Parts:
         attribute_name = _first_text(data, attribute)

@@ -60,7 +60,8 @@ def load_graph(path: Path, folder: Path | None = None, content: bytes | None = N
             name, offset, length = place_of(tensor)
             file = (folder or path.parent) / name
             if Path(name).name != name or name in ("", "..") or file.is_symlink() or not file.is_file():
-                raise ModelError(f"{path.name}: no file {name!r} beside it, which holds weight {tensor.name!r}")
+                reason = f"is in {name!r}, which is not a plain file beside the model"
+                raise ModelError(f"{path.name}: weight {tensor.name!r} {reason}")
             if offset + length > file.stat().st_size:
                 raise ModelError(
                     f"{path.name}: file {name!r} ends before the end of weight {tensor.name!r}; copy both files again"

@@ -281,7 +281,7 @@ def pull(
         raise click.UsageError("give one REF; only --follow takes several")
     reference = references[0]
     if layout == "kserve" and "auto" in options.machine.targets:
-        raise click.UsageError("--layout kserve needs --target, because this machine is not a node of the cluster")
+        raise click.UsageError("--layout kserve needs the --target of the cluster's nodes; 'auto' is this machine")
     if options.explain:
         _explain(_rank_targets(client, reference, options), as_json)
         return

@@ -541,7 +541,7 @@ def _refusal(attachment: "Attachment", ranking: EngineRanking, needs_signature: 
         )
     if attachment.is_code:
         return (
-            f"a {attachment.kind} is code, and its signature was not checked; pull with a trust policy, or with "
+            f"a {attachment.kind} is code, and no signature of it was checked; pull with a trust policy, or with "
             "--allow-unsigned (allow_unsigned=True) if whoever can write to the registry may run code here"
         )
     return ""

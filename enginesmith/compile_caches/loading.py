@@ -126,7 +126,7 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
     cache = _cache_of(pulled)
     if not cache.signed_by and not allow_unsigned:
         raise UntrustedError(
-            f"{cache.path.name} is code (pickles and shared libraries), and its signature was not checked; pull it "
+            f"{cache.path.name} is code (pickles and shared libraries), and no signature of it was checked; pull it "
             "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
     is_for_gpu = isinstance(hardware_of(cache.attachment.requires), Gpu)

@@ -238,10 +238,11 @@ def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedReque
     times = arrays.pop("at") if (is_timed := "at" in arrays) else np.zeros(count)
     if times.ndim != 1 or times.dtype.kind not in "iuf" or not np.isfinite(times).all():
         raise DataError(f"{path}: array 'at' must be one finite number per request")
+    longest = "array 'at'" if is_timed else "the longest array"
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != len(times):
             raise DataError(
-                f"{path}: array {name!r} has the shape {array.shape}; axis 0 must have {len(times)} requests"
+                f"{path}: array {name!r} has shape {array.shape}; axis 0 must have {len(times)} entries, as {longest}"
             )
     for index, arrival_s in enumerate(times):
         inputs = {name: array[index] for name, array in arrays.items()}

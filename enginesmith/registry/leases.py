@@ -291,7 +291,7 @@ class Guard:
         refers to them."""
         if parsing.steady_s() > end_of(self.begun, self.lease.expires - self.lease.at):
             raise ConflictError(
-                f"{self.lease.what} took longer than its lease, which ended at {stamp(self.lease.expires)}; run again"
+                f"{self.lease.what} took longer than its lease, which ends at {stamp(self.lease.expires)}; run again"
             )
 
 

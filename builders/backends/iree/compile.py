@@ -210,7 +210,7 @@ def _import(model: Path, module: Path) -> Names:
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         for _, node, message in find_faults(proto, "iree"):
             fault_text = names.restore(f"{node.name} {message}")
-            raise ModelError(f"IREE would compute wrong results: {fault_text}, or use onnxruntime")
+            raise ModelError(f"IREE does not compile the model correctly: {fault_text}, or use onnxruntime")
         rewrite_for_iree(proto.graph, opset_of(proto))
         model_info = onnx_importer.ModelInfo(onnx.shape_inference.infer_shapes(proto, data_prop=True))
         operation = model_info.create_module(context=ir.Context()).operation

@@ -91,7 +91,7 @@ class TrustRecheck:
                 reason = f"NO LONGER TRUSTED, but still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
                 mark_path = self._place.file("distrusted")
-                raise UntrustedError(f"{reason}\n{mark_path} is deleted once it is trusted again") from error
+                raise UntrustedError(f"{reason}\n{mark_path} is deleted once a trusted version is served") from error
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
@@ -100,7 +100,7 @@ class TrustRecheck:
         with reachable(f"reading {folder}"):
             path = self._place.description()
             description_bytes = path.read_bytes() if path else b""
-        remedy = f"so the served version is unknown: delete {self._place.served()} there; the next poll pulls it again"
+        remedy = f"so the served version is unknown: delete {self._place.served()} there; a successful poll pulls again"
         with explain_damage(f"{folder} has no description that can be read", remedy):
             description = parse_as(description_bytes, _MAX_BYTES, _Served)
         manifest = lookup.load(store, description.model, description.version)

@@ -130,7 +130,7 @@ def write_report(store: Store, key: str, report: NodeReport, before: bytes | Non
         return store.read(key) or report_bytes
     if not is_written:
         raise ConflictError(
-            f"another process reports as node {report.node!r}; give each node its own name (ENGINESMITH_NODE, --node)"
+            f"another process reports as node {report.node!r}; give each its own name (ENGINESMITH_NODE, --node)"
         )
     return report_bytes
 

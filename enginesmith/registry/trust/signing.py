@@ -90,7 +90,7 @@ def sign(
     manifest_bytes = store.read(manifest_key(manifest.model, manifest.version))
     if manifest_bytes is None or manifest_bytes != manifest.to_bytes():
         raise IntegrityError(
-            f"the stored bytes of {manifest.reference} are not its canonical form; "
+            f"the stored manifest of {manifest.reference} is missing or has other bytes; "
             "run `enginesmith registry fsck`, and sign nothing until it finds no damage"
         )
     make_signature = _maker(signer)

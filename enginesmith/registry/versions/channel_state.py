@@ -165,7 +165,7 @@ class ChannelHistory:
             (),
             (channel.move,),
         ):
-            raise Malformed(f"has {len(self.moves)} moves, which do not precede move {channel.moves} of the channel")
+            raise Malformed(f"has {len(self.moves)} moves, which do not lead to move {channel.moves} of the channel")
         rollouts, last_rollout = self.rollouts, channel.rollout
         if last_rollout and last_rollout.is_finished and all(rollout.id != last_rollout.id for rollout in rollouts):
             rollouts = (*rollouts, last_rollout.summarize())[-MOST_EARLIER:]

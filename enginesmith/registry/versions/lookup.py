@@ -180,7 +180,7 @@ def load_served(store: Documents, channel: Channel) -> Manifest:
 
 def _unknown(store: Documents, kind: str, name: str, names: list[str]) -> UnknownNameError:
     if kind == "model" and name in names:
-        return UnknownNameError(f"model {name!r} in {store.uri} has no version yet; `enginesmith build` publishes one")
+        return UnknownNameError(f"model {name!r} in {store.uri} has no version; `enginesmith build` publishes one")
     known_text = f"known: {', '.join(names[-10:])}" if names else "there is none yet; `enginesmith build` publishes one"
     return UnknownNameError(f"no {kind} {name!r} in {store.uri}; {suggest(name, names, known_text)}")
 

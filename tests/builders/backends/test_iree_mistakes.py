@@ -53,7 +53,7 @@ def test_a_loop_with_a_fixed_trip_count_is_accepted(begins, again):
     ],
 )
 def test_a_loop_that_may_stop_early_is_refused(begins, again):
-    assert [reason for reason in reasons(loop(begins, again)) if "even after its condition became false" in reason]
+    assert [reason for reason in reasons(loop(begins, again)) if "even if its condition is false" in reason]
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_unwritable_operators_are_refused_with_node_remedy_and_source(model, of,
     actual = verdict(model, tmp_path, **of)
     assert actual.refusal and words in actual.refusal and ";" in actual.refusal
     assert "https://github.com/" in actual.refusal and "node '" in actual.refusal
-    with pytest.raises(ModelError, match="tensorrt would compute wrong results: node "):
+    with pytest.raises(ModelError, match="tensorrt does not compile the model correctly: node "):
         without_faults(request(**of), tmp_path / "graph.onnx", tmp_path)
 
 

@@ -82,7 +82,7 @@ def pulled(store: Store, dest: Path, policy: Policy = UNSIGNED) -> Pulled:
 def test_an_untrusted_cache_is_neither_pulled_nor_read(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark)
     usual_engine = pulled(store, tmp_path / "usual", Policy())
-    assert not usual_engine.attachments and "is code, and its signature was not checked" in usual_engine.left_out[0][1]
+    assert not usual_engine.attachments and "is code, and no signature of it was checked" in usual_engine.left_out[0][1]
     assert not (tmp_path / "usual" / "attachments").exists()
     with pytest.raises(InputError, match=r"has no compile cache: .* is code"):
         warm_start(usual_engine, allow_unsigned=True)

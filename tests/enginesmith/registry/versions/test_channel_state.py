@@ -102,7 +102,7 @@ def test_a_lost_history_is_a_fault_and_does_not_affect_nodes(store: Store) -> No
     assert [problem.kind for problem in verify(store).problems if problem.what == "digits:stable"] == ["dangling"]
     for work in (lambda: channels.rollback(store, "digits", "stable"), lambda: gc.collect(store)):
         with pytest.raises(
-            IntegrityError, match=r"has 0 moves, which do not precede move 3 of the channel; restore it"
+            IntegrityError, match=r"has 0 moves, which do not lead to move 3 of the channel; restore it"
         ):
             work()
 

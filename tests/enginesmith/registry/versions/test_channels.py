@@ -117,7 +117,7 @@ def test_references_are_resolved(store: Store) -> None:
     [
         ("digit", "no model 'digit'.*did you mean 'digits'"),
         ("other:stable", "no model 'other'.*known: digits"),
-        ("empty", "model 'empty' in .* has no version yet"),
+        ("empty", "model 'empty' in .* has no version"),
         ("digits@7", "no version of digits '7'.*known: 1"),
         ("digits:stabel", "no channel of digits 'stabel'.*did you mean 'stable'"),
     ],
