@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -59,10 +60,9 @@ def import_from_the_end() -> None:
                 importlib.import_module(module)
 
 
-def slow_after_first(items: Iterable[object]) -> list[object]:
-    """Parameters of a test: the first one runs always, the others in the slow part."""
-    first_item, *other_items = items
-    return [first_item, *(pytest.param(item, marks=pytest.mark.slow) for item in other_items)]
+def slow_after_first(items: Iterable[object], every: int = sys.maxsize) -> list[object]:
+    """Parameters of a test: the first of each `every` of them runs always, the others in the slow part."""
+    return [pytest.param(item, marks=[pytest.mark.slow] * bool(index % every)) for index, item in enumerate(items)]
 
 
 def made_once(name: str, key: str, make: Callable[[Path], None], place: Path = _KEPT) -> Path:

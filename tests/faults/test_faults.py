@@ -4,11 +4,12 @@ import pytest
 
 from tests.faults.faults import FAULTS
 from tests.faults.table import PAGE, Fault, differences, markdown, table_in, with_table
+from tests.scheduling import slow_after_first
 
 HEAD, RULE, *ROWS = table_in(PAGE.read_text(encoding="utf-8")).splitlines()
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", slow_after_first(FAULTS, 3), ids=lambda fault: fault.name)
 def test_a_fault_is_caught_by_its_check_and_located(fault: Fault, tmp_path: Path) -> None:
     message = fault.plant(tmp_path / "fault")
     assert (message.check, message.place) == (fault.check, fault.place) and message.also == fault.also

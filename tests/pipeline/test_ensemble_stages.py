@@ -81,6 +81,7 @@ def with_fault(
     return replace(request, engines={**request.engines, graph: wrong_blob})
 
 
+@pytest.mark.slow
 def test_an_engine_two_percent_off_fails_within_the_ensemble(tmp_path: Path) -> None:
     """The limit of int8 against graphs in fp32 is 15 dB: there two percent do not show."""
     store = build_in("int8", tmp_path)

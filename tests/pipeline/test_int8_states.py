@@ -13,6 +13,7 @@ from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.registry.manifest import parse, request_of
 from tests.ensembles import change
 from tests.pipeline.projects import arrays, assert_refused
+from tests.scheduling import slow_after_first
 from tests.stateful import CACHED, RECURRENT, write_stateful
 
 INT8: dict[str, Any] = {
@@ -20,7 +21,7 @@ INT8: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(INT8))
+@pytest.fixture(scope="module", params=slow_after_first(INT8))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp(request.param) / "project"
     path = write_stateful(folder, change(INT8[request.param], "precisions", ["fp32", "int8", "int8-dynamic"]))

@@ -49,11 +49,13 @@ def built(drafted: dict[str, Any]) -> tuple[Path, Any]:
     return registry, enginesmith.build(write(drafted, "built", drafted["spec"]), registry=registry)
 
 
+@pytest.mark.slow
 def test_a_masked_model_is_proven_on_steps(built: tuple[Path, Any]) -> None:
     expected = {"fp32": "proven", "int8": "proven"}
     assert {item.entry.precision: item.entry.status for item in built[1].engines} == expected
 
 
+@pytest.mark.slow
 def test_a_pulled_engine_answers_a_padded_prompt_like_the_module(built, tmp_path) -> None:
     pulled_engine = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
@@ -82,6 +84,7 @@ def go_on(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built, tmp_path) -> None:
     pulled_engine = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]

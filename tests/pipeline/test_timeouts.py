@@ -68,6 +68,7 @@ def test_each_steps_time_limit_comes_from_the_spec(project: Project, tmp_path: P
     assert jobs[0].limits.raise_timeout == f"raise {key} in the spec"
 
 
+@pytest.mark.slow
 def test_an_endless_loop_ends_at_the_limit_of_the_export(project: Project) -> None:
     onnx.save(onnx.parser.parse_model(ENDLESS), project.folder / "tiny.onnx")
     project.change_spec(timeouts={"export_s": 3}, precisions=["fp32"], targets=["cpu"], calibration=None, golden=None)

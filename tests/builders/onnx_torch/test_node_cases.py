@@ -20,6 +20,7 @@ def outcomes() -> dict[str, node_cases.Outcome]:
     return {outcome.case: outcome for outcome in node_cases.outcomes()}
 
 
+@pytest.mark.slow
 def test_no_result_is_wrong_and_no_error_is_torchs(outcomes):
     failed_reasons = {name: outcome.reason for name, outcome in outcomes.items() if outcome.kind == "failed"}
     assert failed_reasons.keys() == OTHERWISE, failed_reasons

@@ -58,6 +58,7 @@ HALVES = """
 """
 
 
+@pytest.mark.slow
 def test_a_dim_of_multiples_is_one_in_torch_too(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model(HALVES), path)

@@ -106,6 +106,7 @@ def test_ctrl_c_without_kept_results_mentions_none(built: Project) -> None:
     assert seen_interrupt.endswith("interrupted\n") and "kept" not in seen_interrupt
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_behind(project: Project, tmp_path: Path) -> None:
     hold(project, tmp_path)
     process = start(project)
@@ -150,6 +151,7 @@ def test_a_killed_prefect_run_leaves_no_server_behind(project: Project, home: Pa
     assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)

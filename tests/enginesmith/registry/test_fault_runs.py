@@ -12,6 +12,7 @@ from tests.enginesmith.registry.fault_runs import run_all
 @on_each_bucket
 # Three faults: an error 500 after a write, lost answers during an upload in parts, SIGKILL during another upload.
 @pytest.mark.parametrize("seed", [18])
+@pytest.mark.slow
 def test_an_interrupted_publication_loses_nothing_and_a_retry_completes_it(
     servers, server_kind, s3_environment, tmp_path, seed
 ):

@@ -36,7 +36,8 @@ def lead_out(store: Store, digest: str) -> None:
     blob.symlink_to(outer_path)
 
 
-DAMAGES = [("file", lose, "missing"), ("s3", lose, "missing"), ("file", cut, "size"), ("s3", cut, "size")]
+S3_CUT = pytest.param("s3", cut, "size", marks=pytest.mark.slow)
+DAMAGES = [("file", lose, "missing"), ("s3", lose, "missing"), ("file", cut, "size"), S3_CUT]
 each_damage = pytest.mark.parametrize(
     ("store", "damage", "kind"), [*DAMAGES, ("file", lead_out, "missing")], indirect=["store"]
 )

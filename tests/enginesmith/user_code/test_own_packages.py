@@ -109,6 +109,7 @@ def listed():
 """
 
 
+@pytest.mark.slow
 def test_a_user_codes_process_imports_only_enginesmith(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LISTED)
     task = Task(TorchProgram("torch", tmp_path, "model.py", (X,), (BATCH,), "listed"))

@@ -67,6 +67,7 @@ def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(saf
     assert all(row[2] == 1 for row in rows) or safe, "each by the thread that opened it"
 
 
+@pytest.mark.slow
 def test_large_answers_are_compared_one_by_one_within_the_limit(monkeypatch) -> None:
     bound_number, answer, count = 4 << 20, 2 << 20, 60
     monkeypatch.setattr(replay, "HELD_BYTES", bound_number)

@@ -91,6 +91,7 @@ def test_a_candidate_that_dies_with_its_last_request_is_not_promoted_either(tmp_
     assert report.report.verdict == "FAIL" and "ended its process" in report.report.reason, "the files remember it"
 
 
+@pytest.mark.slow
 def test_a_dead_baseline_gives_no_pass(tmp_path, manifests):
     written_replay = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
     assert written_replay.report.verdict == "INSUFFICIENT"

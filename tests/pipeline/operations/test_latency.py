@@ -32,6 +32,7 @@ from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
 QUICK = {"seconds": 0.005}
 
 
+@pytest.mark.slow
 def test_a_build_times_local_engines_and_a_second_one_does_nothing(project: Project) -> None:
     project.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], validation={"latency": QUICK})
     result = project.build()

@@ -17,6 +17,7 @@ from pipeline.operations.offline import bundle
 from pipeline.operations.offline.bundle import import_results, write_offline_bundle
 from pipeline.operations.validate import Validated
 from tests.decoding import DECODER, write_decoder
+from tests.scheduling import slow_after_first
 from tests.stateful import RECURRENT, write_stateful
 from validation.gpu.kit import KitOptions, run_kit
 from validation.gpu.results import Results
@@ -48,7 +49,7 @@ def judge(store: Store, document: dict[str, Any]) -> list[Validated]:
     return list(import_results(store, Results.from_json(document)))
 
 
-@pytest.fixture(scope="module", params=list(SPECS))
+@pytest.fixture(scope="module", params=slow_after_first(SPECS))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Manifest]:
     spec, write = SPECS[request.param]
     folder = tmp_path_factory.mktemp(request.param) / "project"

@@ -37,6 +37,7 @@ def test_three_concurrent_builds_make_everything_once(project: Project) -> None:
     assert project.run("registry", "fsck").code == 0
 
 
+@pytest.mark.slow
 def test_two_builds_of_one_model_do_not_run_in_parallel(project: Project) -> None:
     project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], calibration=None)
     first_process = start(project, "--precision", "fp32", stop_at="export ...")  # however late the second starts

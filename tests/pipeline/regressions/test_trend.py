@@ -98,6 +98,7 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
         assert wrong_result.code == 2 and "Traceback" not in wrong_result.err
 
 
+@pytest.mark.slow
 def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Project) -> None:
     words = ("profile", "tiny@1", "--precision", "fp32", "--bucket", "batch=4", "--seconds", "0.02", "--record")
     for count in (1, 2):

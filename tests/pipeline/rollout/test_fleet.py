@@ -52,6 +52,7 @@ def test_a_good_engine_reaches_all_nodes_in_the_planned_time():
     assert fleet.second <= 3 * 120 + 4 * 15 + 40
 
 
+@pytest.mark.slow
 def test_swaps_per_poll_stay_near_the_requested_share():
     store, _, second_manifest = registry()
     begin(store, second_manifest, plan("100%", soak=0, step=50_000))

@@ -42,6 +42,7 @@ class TestCapture:
     def test_a_dim_that_the_code_fixes_is_reported_with_torchs_message(self, tmp_path):
         fails(torch_request(tmp_path, net("return x + torch.ones(4, 3)")), r"batch as dynamic.*constant \(4\)")
 
+    @pytest.mark.slow
     def test_a_dim_of_multiples_is_exported_if_torch_requires_it(self, tmp_path):
         body = "y = x.reshape(-1, 4, 3); return (y * 2).reshape(-1, 3) + x, y[:, 0], y[:, :2].reshape(-1, 3)"
         request = torch_request(tmp_path, net(body))

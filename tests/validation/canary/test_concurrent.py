@@ -110,6 +110,7 @@ def test_a_lock_is_detected_only_in_flight(tmp_path):
     assert result.verdict == "FAIL" and result.criteria[0].estimate > 0.1
 
 
+@pytest.mark.slow
 def test_equal_engines_in_flight_do_not_fail(tmp_path):
     pairs, *_ = replayed(poisson_traffic(1200, 0.015), working(0))
     result = judged(pairs, tmp_path)

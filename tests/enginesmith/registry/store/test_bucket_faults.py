@@ -23,6 +23,7 @@ from enginesmith.registry.versions.channel_state import read_history
 from tests.enginesmith.faulty_proxy import PASSING, Fault, FaultyProxy, Kind, Plan, Request
 from tests.enginesmith.object_stores.kinds import ServerKind, kind_of, past
 from tests.enginesmith.registries import engine, on_each_bucket, publish_engines
+from tests.scheduling import slow_after_first
 
 ABSENT = "0" * 64
 
@@ -106,7 +107,7 @@ def test_another_writers_document_is_not_mistaken_for_ones_own(store: ObjectStor
         store.replace("models/a.json", b"mine", b"theirs")
 
 
-@pytest.mark.parametrize("first", ["lost answer", "refused"])
+@pytest.mark.parametrize("first", slow_after_first(["lost answer", "refused"]))
 def test_a_channel_recognizes_its_move_in_its_history(store: ObjectStore, proxy: FaultyProxy, first: Kind) -> None:
     """A promotion whose answer was lost is neither lost nor made twice, though somebody moved the channel on."""
     entry = engine(store)
@@ -171,7 +172,7 @@ def _asks_for(request: Request, tag: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", [*PASSING, "flipped answer"])
+@pytest.mark.parametrize("kind", slow_after_first(["flipped answer", *PASSING]))
 def test_a_large_upload_with_a_fault_is_completed(store: ObjectStore, proxy: FaultyProxy, kind: Kind) -> None:
     """At its beginning, in its second part, and at its completion."""
     size = kind_of(store).part * 5 // 2

@@ -31,6 +31,7 @@ def run(project: Project, path: Path, out: Path, *words: str):
     return project.run("canary", "run", *references, "--traffic", path, "--out", out, "--json", *words)
 
 
+@pytest.mark.slow
 def test_a_run_goes_from_traffic_to_page(built, tmp_path):
     path = record(built, 300, 2000)
     out_path = tmp_path / "canary"

@@ -1,5 +1,7 @@
 import shlex
 
+import pytest
+
 from builders.execution.jobs import WorkerContext
 from enginesmith.core.types import Dim, TensorSpec
 from enginesmith.registry.manifest import request_of
@@ -35,6 +37,7 @@ def test_an_engine_from_another_version_fails_and_failures_name_a_repeating_comm
     assert words[:4] == [*command] and words[4:] == ["--only", failed_case.case]
 
 
+@pytest.mark.slow
 def test_profile_times_one_engine_and_compares_two(built: Project) -> None:
     words = ("profile", "tiny", "--target", "cpu", "--quiet", "--json")
     arguments = ("--precision", "fp32", "--seconds", 0.05, "--bucket", "batch=3", "--streams", 2)
@@ -52,6 +55,7 @@ def test_profile_times_one_engine_and_compares_two(built: Project) -> None:
     assert wrong_result.code == 2 and "batch has the sizes 1..8" in wrong_result.err
 
 
+@pytest.mark.slow
 def test_a_cpu_engine_is_rebuilt_without_remains(built: Project) -> None:
     paths_before = sorted(path for path in built.registry.rglob("*") if path.is_file())
     result = built.run("debug", "reproduce", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")

@@ -76,6 +76,7 @@ def test_capacity_prints_rates_machines_costs_and_the_mix(timed: Project) -> Non
     assert second_result.code == 0 and "cheapest mix:" in second_result.out and "1.0 of 1" in second_result.out
 
 
+@pytest.mark.slow
 def test_a_servers_overhead_is_counted_if_given(built: Project) -> None:
     tell(built, "cpu fp32 onnxruntime", CPU, 0.002, 0.0002)
     words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--batch", 8, "--wait", "0ms")

@@ -163,6 +163,7 @@ def test_modules_outside_a_closure_repeat_nothing(step: str) -> None:
     assert redone(imported_data | unread_data | own_data, {step}) == set()
 
 
+@pytest.mark.slow
 def test_comments_docstrings_and_layout_repeat_nothing() -> None:
     """`ast.unparse` drops comments and layout; docstrings are made to differ."""
     changed_sources = {}
