@@ -17,13 +17,14 @@ from pipeline.spec.model import load_spec
 from tests.ensembles import change
 from tests.pipeline.projects import arrays, assert_refused
 from tests.pipeline.test_ensemble import opens
+from tests.scheduling import slow_after_first
 from tests.stateful import CACHED, RECURRENT, write_stateful
 from validation.canary.replay import ReplayPace
 
 SPECS = {spec["model"]: spec for spec in (RECURRENT, CACHED)}
 
 
-@pytest.fixture(scope="module", params=list(SPECS))
+@pytest.fixture(scope="module", params=slow_after_first(SPECS))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp(request.param) / "project"
     path = write_stateful(folder, SPECS[request.param])

@@ -74,6 +74,7 @@ def test_the_same_command_finishes_a_run_killed_in_any_step(project: Project) ->
     assert project.run("registry", "fsck", "--json").code == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_compilers_and_says_what_is_kept(project: Project) -> None:
     project.change_spec(targets=["sm_89"], precisions=["fp32"])
     for number in (signal.SIGINT, signal.SIGTERM):

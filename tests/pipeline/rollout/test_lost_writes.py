@@ -28,6 +28,7 @@ from pipeline.rollout.operations import Operator
 from tests.enginesmith.registries import report
 from tests.enginesmith.registry.memory import Killed, MemoryStore, mark_late
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, look, plan, registry, running, served, tell
+from tests.scheduling import slow_after_first
 
 Work = Callable[[Any], object]
 NOBODY, SOME, ALL = {"1"}, {"1", "2"}, {"2"}
@@ -157,7 +158,7 @@ def state(store: Any) -> Channel:
     return read_channel(store, *WHERE)
 
 
-@pytest.mark.parametrize("how", ["refused", "lost", "undecided", "killed"])
+@pytest.mark.parametrize("how", slow_after_first(["lost", "refused", "killed", "undecided"], 2))
 @pytest.mark.parametrize("make", CASES)
 def test_a_request_that_fails_anywhere_is_safe(make: Callable[[], Case], how: str) -> None:
     case = make()

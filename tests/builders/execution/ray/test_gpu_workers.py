@@ -185,6 +185,7 @@ class Failing:
     def cancel(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_a_failed_task_is_its_versions_row_and_an_unstarted_one_is_not(store):
     item = unproven(store)
     for kind in ("crash", "node-lost", "timeout"):

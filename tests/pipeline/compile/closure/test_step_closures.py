@@ -21,6 +21,7 @@ from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
 from pipeline.compile.steps.search import SearchQuantization
+from tests.scheduling import slow_after_first
 
 ORT, RTX = (discovery.entry_point(name) for name in ("onnxruntime", "tensorrt-rtx"))
 # The record that a step makes, and what its key is computed from.
@@ -152,7 +153,7 @@ def has_definitions(names: frozenset[str]) -> bool:
     return any(name and not name.endswith(" of") for name in names)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", slow_after_first(STEPS, 4))
 def test_modules_outside_a_closure_repeat_nothing(step: str) -> None:
     """All other modules are changed at once, and so is what the step does not reach of its own modules."""
     outer_modules = [module for module in modules() if module not in closure(step).modules]
