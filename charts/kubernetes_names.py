@@ -1,4 +1,4 @@
-"""Schemas of what Kubernetes calls things: names, keys, labels. And the words that schemas are made of.
+"""JSON Schemas of Kubernetes names, keys and labels, and functions that build such schemas.
 
 Sources: RFC 1123 subdomains; label keys of 63 characters below an optional prefix.
 """
@@ -16,12 +16,12 @@ def closed(properties: Mapping[str, Schema], *required: str) -> Schema:
 
 
 def listed(item: Schema) -> Schema:
-    """A list with at least one such item: an empty one means something else to Kubernetes, mostly 'all'."""
+    """A list of at least one `item`; Kubernetes gives an empty list another meaning, mostly 'all'."""
     return {"type": "array", "minItems": 1, "items": item}
 
 
 def ref(name: str) -> Schema:
-    """A schema of `DEFINITIONS`, which a document holds once however often it is needed."""
+    """A reference to an entry of `DEFINITIONS`, which a document contains only once."""
     return {"$ref": f"#/definitions/{name}"}
 
 
@@ -35,7 +35,7 @@ NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^{_SUBDOMAIN}$"
 OPTIONAL_NAME: Schema = {"type": "string", "maxLength": 253, "pattern": f"^({_SUBDOMAIN})?$"}
 # A name that also becomes the value of a label.
 OPTIONAL_LABEL_NAME: Schema = {**OPTIONAL_NAME, "maxLength": 63}
-# Of a namespace, a port or a volume: one word of a name.
+# The name of a namespace, a port or a volume: one part of a subdomain.
 LABEL_NAME: Schema = {"type": "string", "maxLength": 63, "pattern": f"^{PART}$"}
 KEY: Schema = {"type": "string", "maxLength": 253, "pattern": r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$"}
 _LONG: Schema = {"pattern": "^[^/]{254}"}  # before the slash
@@ -44,12 +44,12 @@ LABEL_VALUE: Schema = {"type": "string", "pattern": f"^({_WORD})?$"}
 
 
 def named(value: Schema) -> Schema:
-    """A mapping by label keys. As patterns of keys, so that a message says where a wrong one is."""
+    """A mapping from label keys to `value`; keys are patterns, so that a message locates a wrong key."""
     keys = {"patternProperties": {LABEL_KEY["pattern"]: value}, "propertyNames": {"not": _LONG}}
     return {"type": "object", "additionalProperties": False, **keys}
 
 
 LABELS, ANNOTATIONS, SELECTOR = ref("labels"), ref("annotations"), ref("selector")
 
-# What the numbers are is for the templates to say, in words: a pattern for all of IPv6 says nothing to its reader.
+# The templates check the numbers, with messages in words: nobody could read a pattern for all of IPv6.
 CIDR: Schema = {"type": "string", "pattern": "^[0-9a-fA-F.:]+/(0|[1-9][0-9]{0,2})$"}

@@ -1,4 +1,4 @@
-"""Schemas of the parts of Kubernetes objects that values hold: what the API server refuses is refused before that.
+"""Schemas of parts of Kubernetes objects in the chart's values: they refuse values before the API server would.
 
 Source: Kubernetes API reference (core/v1 Affinity, Toleration, TopologySpreadConstraint, EnvVar, Volume, Container;
 networking.k8s.io/v1 NetworkPolicyPeer).
@@ -57,7 +57,7 @@ _NODE_FIELD = closed(
     },
     "key", "operator", "values",
 )  # fmt: skip
-# An empty term matches no node, and would match some if an expression were added to it.
+# An empty term is refused, because it matches no node.
 _NODE_TERM = {
     **closed({"matchExpressions": listed(_NODE_EXPRESSION), "matchFields": listed(_NODE_FIELD)}),
     "minProperties": 1,
@@ -111,7 +111,7 @@ _TOLERATION: Schema = {
         }
     ),
     "dependencies": {"tolerationSeconds": {"properties": {"effect": {"const": "NoExecute"}}, "required": ["effect"]}},
-    # `Exists` asks for no value; anything else asks for a key.
+    # `Exists` takes no value; any other operator needs a key.
     "if": {"properties": {"operator": {"const": "Exists"}}, "required": ["operator"]},
     "then": {"properties": {"value": {"const": ""}}},
     "else": {"properties": {"key": LABEL_KEY}, "required": ["key"]},
@@ -150,7 +150,7 @@ def _field(path: str) -> Schema:
 
 
 def _amount(*required: str) -> Schema:
-    """A request or limit of a container: CPUs in thousandths or whole ones, bytes in units that are no fractions."""
+    """A reference to a container's request or limit: CPUs in units of 1 or 0.001, sizes in units of at least 1 byte."""
     name = {"containerName": LABEL_NAME}
     cpu = {"type": "string", "pattern": r"^(limits|requests)\.cpu$"}
     space = {"type": "string", "pattern": r"^(limits|requests)\.(memory|ephemeral-storage)$"}
@@ -182,7 +182,7 @@ _ENV_FROM: Schema = {
 
 _FLAG, _TEXT = {"type": "boolean"}, {"type": "string", "minLength": 1}
 _SIZE = {"type": "string", "pattern": rf"^{MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
-# A path in a volume or on a node: no part of it is '..'.
+# A path in a volume or on a node, without the part '..'.
 _PART = r"(\.?[^/.:][^/:]*|\.\.[^/:]+)"
 _RELATIVE: Schema = {"type": "string", "pattern": f"^{_PART}(/{_PART})*/?$"}
 _ABSOLUTE: Schema = {"type": "string", "pattern": f"^/({_PART}(/{_PART})*/?)?$"}
@@ -246,7 +246,7 @@ _WORD: Schema = {"type": "string"}
 _WORDS: Schema = {"type": "array", "items": _WORD}
 _LUN: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
 _OBJECT = closed({"apiGroup": NAME, "kind": _TEXT, "name": NAME}, "kind", "name")
-# Other kinds than a claim are in a group.
+# Every kind except a claim needs an API group.
 _OBJECT["anyOf"] = [{"properties": {"kind": {"const": "PersistentVolumeClaim"}}}, {"required": ["apiGroup"]}]
 _MODES = listed({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"]})
 # A claim that lives as long as its pod.
@@ -332,7 +332,7 @@ _KINDS: dict[str, Schema] = {
     "secret": closed({**_files("secretName"), "defaultMode": _MODE}, "secretName"),
 }
 _KINDS["iscsi"]["dependencies"] = {key: ["secretRef"] for key in ("chapAuthDiscovery", "chapAuthSession")}
-# A name and a kind.
+# Exactly two properties: the name and one kind.
 _VOLUME: Schema = {**closed({"name": LABEL_NAME, **_KINDS}, "name"), "minProperties": 2, "maxProperties": 2}
 _MOUNT: Schema = closed(
     {
@@ -348,7 +348,7 @@ _MOUNT: Schema = closed(
     "mountPath",
 )
 _MOUNT["not"] = {"required": ["subPath", "subPathExpr"]}
-# Mounts below it can be read-only with it only where it is so, and where none is added later.
+# Recursive read-only needs a mount that is read-only, and no mount propagation.
 _MOUNT["if"] = {
     "properties": {"recursiveReadOnly": {"enum": ["IfPossible", "Enabled"]}},
     "required": ["recursiveReadOnly"],
@@ -370,7 +370,7 @@ _SECURITY = closed(
         "seccompProfile": closed({"type": {"enum": ["RuntimeDefault", "Unconfined"]}}, "type"),
     }
 )
-# The chart adds allowPrivilegeEscalation: false, with which these cannot be.
+# The chart adds allowPrivilegeEscalation: false, which Kubernetes refuses together with these.
 _SECURITY["if"] = {
     "anyOf": [
         {"properties": {"privileged": {"const": True}}, "required": ["privileged"]},

@@ -18,7 +18,7 @@ from charts import regenerate
 def package(folder: Path, key: str = "", keyring: Path | None = None, passphrase: Path | None = None) -> list[Path]:
     """The chart's archive in `folder`, and its provenance if there is a key.
 
-    key: identity of an OpenPGP key, or a part that only one has.  keyring: secret keys, as `gpg --export-secret-keys`
+    key: identity of an OpenPGP key, or a unique part of it.  keyring: secret keys, as `gpg --export-secret-keys`
     writes them.  passphrase: a file whose first line unlocks the key.
     Raises ValueError for a key that cannot sign, and for generated files that are out of date.
     """
@@ -37,7 +37,7 @@ def package(folder: Path, key: str = "", keyring: Path | None = None, passphrase
 
 
 def main() -> int:
-    """Package as the command line says, and print what was written."""
+    """Package the chart with the options of the command line, and print the written paths."""
     parser = argparse.ArgumentParser(prog="python -m charts.package", description="Package and sign the chart.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--key", default="")

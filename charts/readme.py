@@ -12,7 +12,7 @@ BEGIN, END = "<!-- values: made by `make chart` -->", "<!-- end of values -->"
 
 @dataclass(frozen=True)
 class Documented:
-    """One value: its path ('ray.head.resources'), what is said of it, and its default as JSON or as words."""
+    """One value: its path ('ray.head.resources'), its description, and its default as JSON or in words."""
 
     path: str
     text: str
@@ -20,7 +20,7 @@ class Documented:
 
 
 def documented(source: str) -> list[Documented]:
-    """Every value that has a `# --` comment, in order. Raises ValueError for one that has none, nor what holds it."""
+    """Every value with a `# --` comment, in order. Raises ValueError for one without, unless `_is_leaf` covers it."""
     lines = source.splitlines()
     root = yaml.compose(source)
     assert isinstance(root, yaml.MappingNode)
@@ -41,13 +41,13 @@ def _walk(node: yaml.MappingNode, lines: list[str], path: tuple[str, ...]) -> It
 
 
 def _is_leaf(text: str, value: yaml.MappingNode) -> bool:
-    """A mapping with a comment of its own is one value (requests and limits), unless its keys have comments."""
+    """Whether a mapping is one value: it has a comment of its own, and no keys but requests and limits."""
     names = {key.value for key, _ in value.value}
     return bool(text) and names <= {"requests", "limits"}
 
 
 def _comment(lines: list[str], at: int) -> tuple[str, str]:
-    """The comment above a line, from its `# --` on; and what `# @default --` says."""
+    """The comment above a line, from its last `# --` on, and the text after `# @default --`."""
     above: list[str] = []
     while at > 0 and lines[at - 1].lstrip().startswith("#"):
         at -= 1
@@ -65,13 +65,13 @@ def _comment(lines: list[str], at: int) -> tuple[str, str]:
 
 
 def table(values: list[Documented]) -> str:
-    """As Markdown."""
+    """The values as a Markdown table."""
     rows = [f"| `{item.path}` | {item.default} | {item.text} |".replace("||", "| |") for item in values]
     return "\n".join(["| value | default | |", "|---|---|---|", *rows])
 
 
 def with_table(readme: str, values: str) -> str:
-    """A README with the table between its markers. Raises ValueError where those are missing."""
+    """A README with the table between its markers. Raises ValueError if the markers are missing."""
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     if not pattern.search(readme):
         raise ValueError(f"the README has no {BEGIN} ... {END}")

@@ -1,7 +1,7 @@
-"""Makes everything that follows from the chart and the code: `make chart`. With `--check` it says what is out of date.
+"""Writes all files that are generated for the chart: `make chart`. With `--check` it lists those that are out of date.
 
 files/gpus.yaml         generations and products, from enginesmith/core/hardware/machine.py
-files/defaults.json     values.yaml without what may be null, to name keys that are null
+files/defaults.json     values.yaml without values that may be null; the templates refuse null for the others
 files/dashboard.json    the Grafana dashboard, from manifests/grafana
 values.schema.json      from values.yaml and charts/values_schema.py
 README.md               the table of values, from the comments of values.yaml
@@ -27,7 +27,7 @@ DASHBOARD = ROOT / "manifests/grafana/enginesmith.json"
 
 
 def inputs() -> Iterator[tuple[Path, str]]:
-    """What the templates read, and what describes the values."""
+    """Path and text of the files that templates read, and of those that describe the values."""
     gpus = {
         item.sm: {"labels": item.labels, "products": {name: list(labels) for name, labels in item.products.items()}}
         for item in GENERATIONS
@@ -44,7 +44,7 @@ def inputs() -> Iterator[tuple[Path, str]]:
 
 
 def _required(values: dict[str, Any]) -> dict[str, Any]:
-    """Values without those that may be null: whose default is, and parts of what Kubernetes takes as a whole."""
+    """Values without those that may be null: those with the default null, and all keys of `resources` and `labels`."""
     required = {name: value for name, value in values.items() if value is not None}
     return {
         name: ({} if name in ("resources", "labels") else _required(value)) if isinstance(value, dict) else value
@@ -53,7 +53,7 @@ def _required(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def outputs() -> Iterator[tuple[Path, str]]:
-    """What the chart renders to; the inputs must be up to date."""
+    """Path and text of each rendered file; the inputs must be up to date."""
     for name in renders.SAMPLES:
         yield ROOT / f"tests/charts/golden/{name}.yaml", renders.golden(name)
     values = yaml.safe_load((ROOT / "manifests/values.yaml").read_text())
@@ -62,13 +62,13 @@ def outputs() -> Iterator[tuple[Path, str]]:
 
 
 def outdated() -> list[str]:
-    """Files that are not what they are made from."""
+    """The generated files that are out of date."""
     paths = [*inputs(), *outputs()]
     return [str(path.relative_to(ROOT)) for path, text in paths if not path.exists() or path.read_text() != text]
 
 
 def main(check: bool) -> int:
-    """Write them, or with `check` name what is out of date."""
+    """Write all generated files, or with `check` print those that are out of date. Returns the exit code."""
     if check:
         stale = outdated()
         print("\n".join(f"{name}: out of date; run `make chart`" for name in stale) or "everything is up to date")

@@ -1,4 +1,4 @@
-"""The chart rendered: goldens of the sample values, and plain manifests for people without Helm."""
+"""Renders the chart: golden files of the sample values, and plain manifests for people without Helm."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def rendered(
 ) -> dict[str, str]:
     """Templates by path ('ray/cluster.yaml') as `helm template` prints them; those that print nothing are left out.
 
-    Raises helm.HelmError: HelmValuesError for what the schema refuses, HelmRenderError for what the templates do.
+    Raises helm.HelmError: HelmValuesError for values that the schema refuses, HelmRenderError if a template does.
     """
     with helm.Chart.load(str(CHART)) as chart:
         chart_text = chart.render(values, name=name, namespace=namespace, **options)
@@ -41,7 +41,7 @@ def objects(texts: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def objects_in(text: str) -> list[dict[str, Any]]:
-    """The objects of a YAML file, and the RayCluster in one's ConfigMap, which a Job makes of it."""
+    """The objects of a YAML file, and the RayCluster in a ConfigMap, which a Job creates from it."""
     manifests_found = [item for item in yaml.load_all(text, yaml.CSafeLoader) if item]
     inside = [item["data"]["raycluster.yaml"] for item in manifests_found if "raycluster.yaml" in item.get("data", {})]
     return manifests_found + [yaml.load(item, yaml.CSafeLoader) for item in inside]
@@ -60,7 +60,7 @@ def golden(name: str) -> str:
 
 
 def manifests(values: dict[str, Any]) -> dict[str, str]:
-    """The plain manifests, by file name: no hooks, no tests, no labels that speak of Helm."""
+    """The plain manifests, by file name: no hooks, no tests, no labels about Helm."""
     texts = rendered(values)
     parts_by_name = {}
     for name, places in MANIFESTS.items():
@@ -78,7 +78,7 @@ def _plain(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Without what templates leave between objects: empty lines, and documents with nothing in them."""
+    """The text without empty lines, and without documents that are empty or only comments."""
     lines = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
     parts = [part.strip("\n") for part in re.split(r"^---$", lines, flags=re.MULTILINE)]
     kept_parts = [part for part in parts if part and not all(line.startswith("#") for line in part.splitlines())]

@@ -1,6 +1,6 @@
-"""values.schema.json, made from values.yaml: its keys and types, closed, plus what a type cannot say.
+"""Generates values.schema.json from values.yaml: its keys and types, and `RULES` that types cannot express.
 
-A key that is not in values.yaml is refused, so that a misspelt value is no silent default.
+Keys that are not in values.yaml are refused; a misspelt key would otherwise leave the default without a message.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ from charts.kubernetes_schema import DEFINITIONS, EGRESS
 from enginesmith.core.hardware.machine import GENERATIONS, names
 from enginesmith.core.types import PRECISIONS
 
-# A whole number of CPUs may be given as one; from a million on, templates would write an exponent. So few bytes may
-# not: `16` and `512m` were never meant. Nothing is none.
+# A whole number of CPUs may be an integer; templates would write one from a million on with an exponent. A size without
+# a unit has at least 7 digits, since `16` and `512m` are mistakes. Neither may be 0.
 CPU = {
     "type": ["string", "integer"],
     "minimum": 1,
@@ -36,7 +36,7 @@ CPU = {
     "pattern": rf"^{MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$",
 }
 BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti))$"}
-# Host and port, then words in lower case; a tag is the templates' to refuse, who name the remedy.
+# Host and port, then words in lower case. Templates refuse a tag, and name the remedy.
 _WORD = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 IMAGE = rf"^(([A-Za-z0-9.-]+(:[0-9]+)?/)?{_WORD}(/{_WORD})*(:[^/@\s]*)?)?$"
 OPEN = {"type": "object"}
@@ -44,13 +44,13 @@ PORTS = listed({"type": "integer", "minimum": 1, "maximum": 65535})
 CIDRS = {"type": "array", "items": CIDR}
 SECONDS = {"type": "integer", "minimum": 1}
 COUNT = {"type": "integer", "minimum": 0}
-# Which numbers are ports is the templates' to say, in words.
+# The templates check the range of ports, with a message in words.
 _HOST = r"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])"
 _AT = rf"{_HOST}(:[0-9]+)?"
 _PROXY = {"type": "string", "pattern": rf"^(https?://([A-Za-z0-9.:%_-]+@)?{_AT}/?)?$"}
-# Of the command line: a number of bytes, below 2**63.
+# A size as the command line accepts it, below 2**63 bytes.
 SIZE = {"type": "string", "pattern": "^[1-9]([0-9]{0,11}(B|KiB)?|[0-9]{0,8}(MiB|GiB)|[0-9]{0,5}TiB)$"}
-# One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
+# An item of nodeCache.pulls. Its name is part of a DaemonSet's name, and a folder's name.
 PULL = closed(
     {
         "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$"},
@@ -63,7 +63,7 @@ PULL = closed(
     "reference",
     "target",
 )
-# Of an HTTPRoute (gateway.networking.k8s.io/v1).
+# A parent of an HTTPRoute (gateway.networking.k8s.io/v1).
 PARENT = closed(
     {
         "name": NAME,
@@ -78,7 +78,7 @@ PARENT = closed(
 
 
 def _catalog() -> Schema:
-    """A fleet's catalog, as pipeline/fleet/catalog.py reads it. YAML has the bare key `on` as true, Helm as "true"."""
+    """A fleet's catalog, as in pipeline/fleet/catalog.py. YAML reads the bare key `on` as true, Helm as "true"."""
     version = {"type": ["string", "number"]}
     on = listed({"enum": names()})
     serve = closed(
@@ -104,7 +104,7 @@ RULES: dict[str, Schema] = {
     "affinity": ref("affinity"),
     "nodeCache.bytes": SIZE,
     "nodeCache.existingClaim": OPTIONAL_NAME,
-    # Where it may be is the templates' to say.
+    # The templates check which folders are allowed.
     "nodeCache.hostPath": {"type": "string", "pattern": r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$"},
     "nodeCache.interval": SECONDS,
     "nodeCache.namespace": {"anyOf": [LABEL_NAME, {"const": ""}]},
@@ -144,7 +144,7 @@ RULES: dict[str, Schema] = {
     "extraVolumes": ref("volumes"),
     "failedBuildsPerHour": COUNT,
     "finishedJobTtlSeconds": COUNT,
-    # What is in it is the templates' to say, in words.
+    # The templates check its content, with a message in words.
     "fleet.schedule": {"type": "string", "minLength": 1},
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
@@ -195,7 +195,7 @@ RULES: dict[str, Schema] = {
     "runtimeClassName": OPTIONAL_NAME,
     "scrapeTimeout": {"type": "string", "pattern": "^[1-9][0-9]{0,5}(ms|s|m|h)$"},
     "scheme": {"enum": ["s3", "gs", "az"]},
-    # No address: an Ingress has none.
+    # No IP address: an Ingress takes none.
     "site.host": {**OPTIONAL_NAME, "pattern": rf"^(({PART}\.)*[a-z]([a-z0-9-]*[a-z0-9])?)?$"},
     "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$", "maxLength": 1024},
     "serviceAnnotations": ANNOTATIONS,
@@ -219,7 +219,7 @@ _TYPES: dict[type, str] = {bool: "boolean", int: "integer", str: "string"}
 
 
 def values_schema(values: Mapping[str, Any]) -> Schema:
-    """The schema of a chart's values. Raises TypeError for a default that says nothing of what may be given."""
+    """The schema of a chart's values. Raises TypeError for a default that does not show which values are allowed."""
     schema = _object(values, ())
     schema["properties"]["gpuGroups"] = {"type": "array", "items": _group(schema["properties"]["gpuGroupDefaults"])}
     # Helm adds it for a chart that is a dependency of another one.
@@ -230,7 +230,7 @@ def values_schema(values: Mapping[str, Any]) -> Schema:
 
 
 def _bounded(schema: Any) -> Any:
-    """The same schema with a limit for each whole number that has none: that of an int32, which the API server has."""
+    """The same schema, with a maximum for each integer that has none: that of an int32, the API server's type."""
     if isinstance(schema, list):
         return [_bounded(item) for item in schema]
     if not isinstance(schema, dict):
@@ -259,9 +259,9 @@ def _value(value: Any, path: tuple[str, ...]) -> Schema:
 
 
 def _group(defaults: Schema) -> Schema:
-    """One of gpuGroups: every default, and what has none."""
+    """An item of gpuGroups: the values with defaults, and those without."""
     own: dict[str, Schema] = {
-        # Of a Ray worker group, and a part of the names of its pods and deployments.
+        # The name of a Ray worker group, and part of the names of its pods and deployments.
         "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"},
         "generation": {"enum": [generation.sm for generation in GENERATIONS]},
         "max": {"type": "integer", "minimum": 1},

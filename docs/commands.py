@@ -52,7 +52,7 @@ def _parts(command: click.Command, name: str, parent: click.Context, level: int 
 
 
 def _text(command: click.Command) -> str:
-    """The command's description; what stands under click's mark \\b keeps its lines, as code."""
+    """The command's description; a paragraph under click's mark \\b keeps its lines, as code."""
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     return "\n\n".join(_paragraph(text) for text in paragraphs)
 
@@ -69,7 +69,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on one line that means nothing else in Markdown; code spans stay."""
+    """The text on one line, escaped for Markdown; in code spans only `|` is escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()).replace("|", r"\|"))
     return "".join(part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part) for part in parts)
 

@@ -1,7 +1,7 @@
-"""How Sphinx makes the site of docs/ (`make site`), and checks the links of every Markdown file (`make check`).
+"""Sphinx's settings to build the site of docs/ (`make site`), and to check the links of all Markdown (`make check`).
 
 With the tag `links` the whole repository is read, so that links between README.md, docs/ and the charts are checked
-both ways, anchors too; nothing is written then. Warnings are errors in both.
+both ways, anchors too; nothing is written. Both treat warnings as errors.
 """
 
 from pathlib import Path
@@ -26,15 +26,15 @@ if tags.has("links"):  # type: ignore[name-defined]  # noqa: F821 - Sphinx gives
 
 
 class LinksOut(SphinxPostTransform):
-    """Makes text of links to folders, and on the site of those to pages that are not part of it.
+    """Replaces links to folders by their text, and on the site also links to pages that the site does not contain.
 
-    Runs before MyST resolves links, which then warns of those to nothing.
+    Runs before MyST resolves the other links, and warns about broken ones.
     """
 
     default_priority = 8
 
     def run(self, **_: object) -> None:
-        """Of one page."""
+        """Replace the links of one page."""
         for link in list(self.document.findall(pending_xref)):
             target = str(link["reftarget"]).partition("#")[0]
             place = ((Path(self.app.srcdir) / self.env.docname).parent / target).resolve()
@@ -44,5 +44,5 @@ class LinksOut(SphinxPostTransform):
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Register the transform; Sphinx calls this function."""
     app.add_post_transform(LinksOut)

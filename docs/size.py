@@ -1,4 +1,4 @@
-"""How large the project is, beside its limits: `python -m docs.size` prints a table and exits 1 above a limit.
+"""Measures the project's size: `python -m docs.size` prints each size with its limit, and exits 1 above a limit.
 
 Each limit in `LIMITS` is the size at the last change of this table plus 3 %. Raise one only with a page in
 docs/decisions that says what was deleted instead.

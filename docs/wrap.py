@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 WIDTH = 120
 # Prefixes of a paragraph's line: quotes, bullets, numbers.
 _MARKERS = re.compile(r"(?:[ ]*(?:>|[-*+]|\d{1,9}[.)])[ ]+)*[ ]*")
-# A word that would be something else at the start of a line.
+# A word that Markdown reads as markup at the start of a line.
 _BLOCK = re.compile(r"[-+*>]|\d{1,9}[.)]|#{1,6}|[=-]+|\|.*|:?-+:?|`{3,}.*|~{3,}.*|<.*|\[[^\]]*\]:.*")
 # Code and links to one place stay on one line.
 _SPAN = re.compile(r"`+[^`]*`+|\]\([^)]*\)")
@@ -22,7 +22,7 @@ _MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
 def wrap(text: str) -> str:
-    """The text with every paragraph that has a line over `WIDTH` characters laid out anew; renders to the same HTML."""
+    """The text, with each paragraph wrapped again that has a line over `WIDTH` characters and no hard line break."""
     lines = text.split("\n")
     for token in reversed(_MARKDOWN.parse(text)):
         if token.type == "paragraph_open" and token.map is not None:
@@ -78,7 +78,7 @@ def _prefix(line: str) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Exit code 0, or 1 where a file would not render alike; that file is left as it is."""
+    """Wrap the files; return 1 if one would render differently (this file is not changed), else 0."""
     if not names:
         listed = subprocess.run(["git", "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout  # noqa: S607
         names = listed.split("\n")[:-1]

@@ -46,7 +46,7 @@ def dtype_of(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Fit:
-    """How inputs fit a model. sizes: of each named dim.  profile: index of the first that allows their shapes."""
+    """How inputs fit a model. sizes: of each named dim.  profile: index of the first one that allows their shapes."""
 
     sizes: dict[str, int]
     profile: int
@@ -170,7 +170,7 @@ def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
 
 def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
     """Raise ModelError for the first of these weights that contains NaN or an infinity. Without this check, an error
-    would name the first sample whose outputs it spoils."""
+    would name a sample with wrong outputs instead."""
     for name, array in weights:
         if description := describe_nonfinite(array):
             raise ModelError(f"weight {name!r} holds {description}; repair it, or train or export the model again")

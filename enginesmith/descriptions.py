@@ -1,4 +1,4 @@
-"""Reads the JSON beside a pulled engine, and the files that it names. They must lie in its folder and have the
+"""Reads the JSON beside a pulled engine, and the files that it names, which must be in its folder and have the
 published bytes.
 
 A person who can write to the folder can also write another JSON with other digests. The checks ensure that the opened

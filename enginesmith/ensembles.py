@@ -180,7 +180,7 @@ def call_rows(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
 ) -> range | None:
     """The numbers of rows that a call of a graph takes; None unless axis 0 is the same dim in all inputs and has no
-    fixed size in an output. For a graph without profiles, which takes any number, as many as fit in memory. It is 1 if
+    fixed size in an output. A graph without profiles takes any number, and gets at most `MOST_ROWS`. The number is 1 if
     axis 0 of all inputs and outputs has size 1."""
     leading_sizes = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     if outputs and leading_sizes | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
@@ -270,8 +270,8 @@ class Ensemble(Session):
         functions: Callable[[Path, str, str, Mapping[str, str]], Callable[[Tensors], Tensors]] | None = None,
     ) -> "Ensemble":
         """The ensemble that was pulled. opens: returns, for an engine's file with a checked digest, a function that
-        runs it.  description: the JSON of the ensemble.  functions: returns, for a folder, a Python file in it, a name
-        and the digests of its files, the function between graphs, as `enginesmith.user_code.load_function` does, which
+        runs it.  description: the JSON of the ensemble.  functions: returns the function between graphs for a folder, a
+        Python file in it, a name and the digests of its files, as `enginesmith.user_code.load_function` does, which
         runs the version's own code in this process.
 
         Raises DataError if the file is no such JSON, or for functions without `functions`, IntegrityError for engines

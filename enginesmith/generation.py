@@ -1,4 +1,4 @@
-"""Prompts in, tokens out: a decoder with state, step by step, greedy or sampled.
+"""Generates tokens from prompts with a decoder that has state: step by step, greedy or sampled.
 
 >>> import numpy as np
 >>> from enginesmith.core.types import TensorSpec
@@ -285,7 +285,7 @@ class _Answer:
 
     @property
     def begins(self) -> bool:
-        """Whether its prompt was read, so that a token can be drawn."""
+        """Whether its whole prompt was read, so that a token can be drawn."""
         return self.read >= len(self.prompt.tokens)
 
     def give(self, count: int) -> Sequence[int]:

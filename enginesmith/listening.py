@@ -6,9 +6,9 @@
         print(server.url)
         server.wait()
 
-`answer` is a plain function of a request, called in one of a few threads. aiohttp parses what comes, so that a
-malformed, endless or slow request gets one answer, or its connection is closed; docs/decisions/0023-http-servers.md
-says why it is this one. Needs the extra `serve`, and aiohttp is imported when a server starts.
+`answer` is a plain function of a request, called in one of a few threads. aiohttp parses the requests, so that a
+malformed, endless or slow one gets one answer, or its connection is closed; docs/decisions/0023-http-servers.md
+gives the reasons for aiohttp. Needs the extra `serve`; aiohttp is imported when a server starts.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class HttpServer:
             self._started.set_exception(EnginesmithError(f"{self.url} cannot be served: {error!r}"))
 
     def _run(self, listening: socket.socket) -> None:
-        # Ctrl-C is for the main thread, which would not wake if this one got it.
+        # The main thread must get Ctrl-C: it would not wake if this thread got it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         asyncio.run(self._serve(listening))
 
@@ -255,7 +255,7 @@ class _Refused(asyncio.Protocol):
     """A connection beyond the limit, which is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
+        """Close the connection."""
         if isinstance(transport, asyncio.Transport):
             transport.abort()
 

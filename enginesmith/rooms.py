@@ -2,7 +2,7 @@
 
 A team's packages come first in its own processes: its server, its scripts, and the process of its entry points. The
 command line and the processes of its jobs run no code of a team, so Enginesmith's own come first there, for any
-PYTHONPATH. `python -m enginesmith.rooms MODULE ...` runs a module of these so.
+PYTHONPATH. `python -m enginesmith.rooms MODULE ...` runs a module of these packages in this way.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ _HOME = Path(__file__).resolve().parents[1]
 
 
 class FindIn:
-    """Finds these three packages in some folders only, also without an `__init__.py`.
+    """Finds the packages of `ROOMS` in some folders only, also without an `__init__.py`.
 
     Python itself would prefer a package that has one, in any folder (PEP 420).
     """

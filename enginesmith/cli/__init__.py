@@ -105,15 +105,15 @@ GROUPS: Mapping[str, Table] = {
         "serve": ("pipeline.cli.registry.site:serve", "Serve the website on a port."),
     },
 }
-# KServe calls it; it is in no list.
+# KServe calls this command; help does not list it.
 HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull the engines of KServe's storage URIs.")}
 
-# The key of the command's words in the root context.
+# The key, in the root context, of the full name of the command, such as 'registry gc'.
 _COMMAND = "command"
 
 
 class LazyGroup(Group):
-    """A group of a table, whose commands are imported when they are called.
+    """A group of the commands in a table, each imported when it is called.
 
     sections: the commands, by the heading under which help lists them.  hidden: those that help does not list.
     """
@@ -151,7 +151,7 @@ class LazyGroup(Group):
         return name, command, other_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, and the global options once, below the root's."""
+        """List the commands and options; those of the root by section, with the global options."""
         if ctx.parent:
             super().format_options(ctx, formatter)
             return

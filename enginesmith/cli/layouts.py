@@ -26,7 +26,7 @@ FOR_KSERVE = ("image", "car")
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """How the engine lies in DEST."""
+    """The layout of engines in DEST."""
 
     layout: Annotated[
         Literal["plain", "triton", "ortpackage", "kserve"],
@@ -61,7 +61,7 @@ class LayoutOptions:
     ] = None
 
     def of_several(self) -> "Triton | ModelPackage":
-        """The layout for several engines that the options select."""
+        """The layout that the options select, for several engines."""
         from enginesmith.client.layouts.model_package import ModelPackage
         from enginesmith.client.layouts.triton import Triton
         from enginesmith.client.layouts.triton_config import DynamicBatching
@@ -156,7 +156,7 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
         for rejection in pull.resolution.rejected
         if rejection[0] not in chosen_units
     ]
-    # If there are several reasons, the one for the machine that the engine was built for is last.
+    # If an engine has several reasons, the last is shown: that for the machine for which the engine was built.
     reasons = dict(sorted(rejections, key=lambda row: not row[1].startswith("built for ")))
     units_by_reason: dict[str, list[str]] = {}
     for unit, reason in reasons.items():

@@ -30,7 +30,7 @@ LOG_FORMATS = ("text", "json")
 LOG_FORMAT = "log_format"
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
-# Types of options. A type may be a function of the text, or of a default of its own type.
+# Types of options. A function that is a type gets a text, or a default that has the result's type already.
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -169,8 +169,8 @@ class _Picture(click.Path):
 SVG = _Picture(path_type=Path, dir_okay=False)
 
 
-# The options that every command takes, before its name and after it. Root contexts store their values in `ctx.obj`, and
-# under this key which of them were typed.
+# Every command takes the global options, before or after its name. The `ctx.obj` of the root context has their values,
+# and under this key the names of those that were typed.
 _TYPED = "typed"
 
 
@@ -227,7 +227,7 @@ GLOBAL_OPTIONS = (
         help="Format of the messages on stderr; json: one object per line.",
     ),
 )
-# Options that a command without a use for them must not ignore, and the remedy.
+# Options that a command without a use for them refuses instead of ignoring them, and the remedy.
 _REFUSED = {
     "as_json": "prints no JSON: leave out --json",
     "trust": "takes no --trust: leave it out, or set ENGINESMITH_TRUST_POLICY, which holds wherever engines are read",
@@ -246,7 +246,7 @@ class TakesGlobals(click.Command):
         return [*super().get_params(ctx), *GLOBAL_OPTIONS]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add the global values that its function takes to those of its own options. Raises click's usage error."""
+        """Parse, and add the global values that the command's function takes. Raises click's usage error."""
         other_args = super().parse_args(ctx, args)
         parameters = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
         settings = ctx.ensure_object(dict)
@@ -263,7 +263,7 @@ class TakesGlobals(click.Command):
         return other_args
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write where the global options are explained."""
+        """Write which help explains the global options."""
         super().format_epilog(ctx, formatter)
         if ctx.parent:
             formatter.write(f"\nGlobal options: {ctx.find_root().info_name} --help\n")
@@ -310,7 +310,7 @@ class Option:
 
 
 def _settings_of(kind: object) -> dict[str, Any]:
-    """The settings of `click.option` that a field's type gives: bool, str, int, float, Path, Literal, a tuple of one
+    """The settings of `click.option` for a field's type: bool, str, int, float, Path, Literal, a tuple of one
     of these, or one of these or None."""
     if get_origin(kind) is tuple:
         return {**_settings_of(get_args(kind)[0]), "multiple": True}
@@ -443,7 +443,7 @@ random_inputs_option = click.option(
 
 
 def log_format() -> str:
-    """The running command's format of stderr: 'text' or 'json'."""
+    """The format of stderr for the running command: 'text' or 'json'."""
     click_context = click.get_current_context(silent=True)
     settings = click_context.find_object(dict) if click_context else None
     return str((settings or {}).get(LOG_FORMAT, "text"))

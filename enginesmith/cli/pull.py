@@ -190,7 +190,7 @@ class PullOptions:
     following: FollowOptions
 
     def uri_options(self) -> dict[str, str]:
-        """Stated properties of a cluster's nodes, except target and runtimes, as options of its `pull`."""
+        """Options of `pull` for a cluster's nodes, if given: driver, cuda, memory, fallback and proven-only."""
         node_options = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
         node_options["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
         options = {name: value for name, value in node_options.items() if value}
@@ -316,7 +316,7 @@ def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "li
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
-    """Print the engines that fit each machine, as one document in JSON, and exit."""
+    """Print the engines that fit each machine (with `as_json` as one document), and exit."""
     if as_json:
         rankings = [answer.to_json() for answer in answers]
         emit_json(rankings if len(rankings) > 1 else rankings[0])

@@ -156,7 +156,7 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
 
 def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
     rows = index.list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
-    # One more than is shown is requested, to know whether there are more: with `after` the newest, else the oldest.
+    # One more than is shown is requested, to know whether there are more: the newest with `after`, else the oldest.
     has_more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
     if has_more:
         ends = f"older ones add --before {rows[0].version}", f"newer ones add --after {rows[-1].version}"

@@ -1,4 +1,4 @@
-"""The standard streams of the command line: closed, full, or with a reader that has exited.
+"""Handles standard streams of the command line that are closed, full, or whose reader has exited.
 
 A command has done its work whether or not its output can be written: lost output gives one message and an exit code
 instead of a traceback.

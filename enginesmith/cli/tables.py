@@ -37,7 +37,7 @@ def download_bar(quiet: bool = False) -> Iterator["Progress"]:
 
 
 def _columns(width: int) -> "list[ProgressColumn]":
-    """The columns of the bar that fit into one line of `width` characters; the least needed are left out first."""
+    """The columns of the bar that fit into one line of `width` characters; the least important are left out first."""
     from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TaskProgressColumn, TimeRemainingColumn
     from rich.table import Column
     from rich.text import Text
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 _PIPE_COLUMNS = 240
 _GAP = 2
-# The minimum width of a column of sentences; one of names, numbers or states is never broken.
+# The minimum width of a column of sentences; a column of names, numbers or states is never wrapped.
 _LEAST_PROSE = 24
 # A text with a bracket that is longer than this is a sentence, not a value with its interval.
 _LONGEST_BRACKET = 40
@@ -94,7 +94,7 @@ def print_table(
     with blanks.
 
     columns: headings; none are printed if all are empty.  note: a line below.  styles: rich's style by the text of a
-    cell.  red: indices of rows in red.  pipe_columns: the minimum width limit in a pipe.
+    cell.  red: indices of rows in red.  pipe_columns: the width in a pipe, unless the table needs more.
     """
     from rich.console import Console
     from rich.text import Text

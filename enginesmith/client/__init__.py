@@ -1,4 +1,4 @@
-"""The client of serving nodes: resolve, pull, watch, and what configures these.
+"""The client of serving nodes (resolve, pull, watch), and the classes that configure it.
 
 >>> import enginesmith
 >>> from enginesmith.client import Triton

@@ -1,10 +1,10 @@
 """The client of serving nodes: resolves which engine a machine can use, downloads it, and follows a channel.
 
-A pull goes through these modules: `client` asks `locate` (the manifest) and `resolve` (the ranking), and `pull` brings
-the files from `registry.store` (cache, download, a folder or S3). What only layouts, watchers, trust policies, latency
-reports and writers need is not loaded.
+A pull goes through these modules: `client` asks `locate` (the manifest) and `resolve` (the ranking), and `pull`
+downloads the files from `registry.store` (cache, download, a folder or S3). Modules that only layouts, watchers, trust
+policies, latency reports and writers need are not loaded.
 
-Imports the standard library alone (the cloud's library when a registry in a bucket is opened): see
+Imports only the standard library, and the cloud's library when a registry in a bucket is opened: see
 docs/guides/client.md.
 """
 
@@ -48,7 +48,7 @@ def warn(text: str) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """A registry, and how engines come from it to this machine.
+    """A registry, and the settings for downloads from it to this machine.
 
     registry: a path, file://, s3://, gs://, az:// or http:// URI, or several with commas, read from the first that
     answers (`enginesmith.registry.store.nearest`); opened on first use.  say: called when one of several places stops
@@ -133,8 +133,8 @@ class Client:
         keep: int = 2,
         progress: Progress = silent,
     ) -> "Placed":
-        """Put a version into the folder `dest` in a layout, such as `Triton()`, for one machine or several; once, as
-        `watch` does at each move. target: several, or ALL_GENERATIONS; each must have its own compute capability. keep:
+        """Put a version into the folder `dest` in a layout, such as `Triton()`, for one or several machines, as `watch`
+        does at each move. target: one or several (each with another compute capability), or ALL_GENERATIONS. keep:
         number of older versions that stay.
 
         Raises as `pull`, InputError if the layout cannot hold the version, UnavailableError while another process

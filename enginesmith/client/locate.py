@@ -1,11 +1,11 @@
 """Locates the version that a reference means, in as few requests as possible, and lists its usable engines: trusted,
 proven, compatible with a machine, not lost.
 
-For a channel the state is read (one request, conditional if it was read before), and its snapshot, a blob, which a
+For a channel, its state is read (one request, conditional if it was read before), and its snapshot, a blob that the
 machine's cache keeps. If the snapshot is lost or damaged, the version's documents are read one by one from the
 registry, with the same result.
 
-A rollout may bring a version to a part of the nodes (`registry.rollouts`): then the result depends on the node.
+During a rollout (`registry.rollouts`), only some nodes get the new version: the result depends on the node.
 """
 
 import json
@@ -74,7 +74,7 @@ class DocumentMemory:
 
 @dataclass
 class VersionLocator:
-    """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
+    """Locates versions in one registry. cache: of snapshots; None: no cache.  memory: of channels' states.
 
     node: this node; None means a node that no rollout reaches, which gets the channel's version.
     """
@@ -122,7 +122,7 @@ class VersionLocator:
         return lookup.Located(reference, lookup.load_served(self.store, channel_state), channel_state)
 
     def check_registry(self) -> None:
-        """Raise UnavailableError without a registry. Checked once, because readers of a channel need no marker."""
+        """Raise UnavailableError if there is no registry. Checks only once; readers of a channel need no check."""
         if not self.checked:
             marker = self.store.read(MARKER)
             if marker is None:
@@ -158,8 +158,8 @@ def rank_located(
     """The version with its signers, and its engines ranked for a machine; engines whose blobs are lost are rejected.
     Reads no engine.
 
-    sure: whether to check the blobs, one request each, although a download of the best engine would detect a lost one;
-    always done in a folder, where a check costs nothing.
+    sure: whether to check all blobs, one request each; otherwise only a download of the best engine detects a lost
+    blob. Blobs in a folder, where a check costs nothing, and of ensembles are always checked.
     Raises IntegrityError, and UntrustedError without the signatures that the trust policy requires.
     """
     located, entries = judge_located(store, located, policy)

@@ -1,4 +1,4 @@
-"""From a reference and a machine to a verified engine on disk, with a JSON description for the server that loads it.
+"""Downloads an engine, verified, with a JSON description for the server that loads it.
 
 The engine is written first and its description last; each file appears whole or not at all, and the description names
 the engine's digest. So a server that waits for the description never loads an incomplete engine.
@@ -46,7 +46,7 @@ Origin = Literal["there", "cache", "registry"]
 # Called with the downloaded and the total bytes.
 Progress = Callable[[int, int], object]
 
-# Blobs that are downloaded at the same time: each has one of the four connections that a single download begins with.
+# The number of parallel downloads: each has one of the four connections with which a single download begins.
 SIDE_BY_SIDE = 4
 
 _PARTIAL = ".enginesmith-partial-"
@@ -151,9 +151,9 @@ class BlobFetcher:
     def _download(self, store: Store, blob: files.BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Wrong bytes are downloaded again from the start: with a list of places from a list that is shorter each time;
-        from any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError
-        is raised.
+        Wrong bytes are downloaded again from the start. From a list of places, each retry leaves out one more place;
+        any other store is asked once more, since a resumed part or the network may have been at fault. Then
+        IntegrityError is raised.
         """
         for source in (store, *getattr(store, "list_rests", lambda: [store])()):
             actual_digest = download(
@@ -224,7 +224,7 @@ def _place(cached_path: Path, blob: files.BlobDigest, dest: Path, verifications:
             file.commit(dest)
     else:
         new_link.replace(dest)
-        # Renaming one name of a file over another does nothing.
+        # If `dest` was a link to this file already, `replace` did nothing, and the new link still exists.
         new_link.unlink(missing_ok=True)
         files.sync_folder(dest.parent)
     verifications.add(blob, dest)
@@ -306,7 +306,7 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     return origin | description | {key: value for key, value in encode(engine).items() if key != "checks"}
 
 
-# The role of a file of a function's code.
+# The largest file of a function's code, in bytes.
 MOST_CODE_BYTES = 16 << 20
 
 
@@ -400,9 +400,9 @@ def download_engine(
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
-    The model with the weights is downloaded beside an engine without weights, and shards, in parallel, before the
-    engine itself. The engines and functions of an ensemble go to a folder of this version, with one folder for each,
-    before the description of the whole.
+    An engine without weights gets the model with its weights beside it. This model and, in parallel, all shards are
+    downloaded before the engine. The engines and functions of an ensemble go to a folder of this version, with one
+    folder for each, before the ensemble's description.
     file: the engine's name there; '' for one with model, version, target and precision. Raises IntegrityError for other
     bytes than were published, UnavailableError if registry or disk are unavailable, and InputError if another version's
     engine has the file's name.
@@ -440,7 +440,7 @@ def _download_graphs(
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
     for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
-        # It gets the status of the ensemble, which is never better.
+        # Each engine gets the status of the ensemble, which is never better.
         engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
         graph_version = replace(
             located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None
@@ -485,8 +485,8 @@ ATTACHMENTS = "attachments"
 def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest: Path, fetcher: BlobFetcher) -> Pulled:
     """A pulled engine with the attachments of its version that fit the machine, each verified, in `dest`/attachments.
 
-    Of several with one name the newest allowed one is pulled. Without the signatures that the trust policy requires
-    none is pulled, and code never without any signature, unless `Policy.allow_unsigned` permits it. Damaged or lost
+    Of several with one name, the newest allowed one is pulled. If the trust policy requires signatures, attachments
+    without them are not pulled; otherwise, code without a signature needs `Policy.allow_unsigned`. Damaged or lost
     attachments are left out: the engine does not depend on them. Raises UnavailableError.
     """
     documents, manifest = pulled.located.documents or store, pulled.located.manifest

@@ -199,7 +199,7 @@ def rank_engines(
 ) -> EngineRanking:
     """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
 
-    what: the version, for messages.  timed: gives engines' speeds by digest; called only if they decide.
+    what: the version, for messages.  timed: returns engines' speeds by digest; called only if several are compatible.
     """
     machine = machine.with_installed(requirement for entry in entries for requirement in entry.requires)
     machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
@@ -224,7 +224,7 @@ def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[Rejec
     unmet_findings = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
     if mismatch := next((finding for finding in unmet_findings if finding.requirement is processor), None):
-        # For another kind of CPU the reason names what this one lacks.
+        # Another kind of CPU counts as one that lacks something.
         return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", mismatch.words
     if policy.precision is not None and entry.precision != policy.precision:
         return "precision", f"precision {entry.precision}, not {policy.precision}"
@@ -251,7 +251,7 @@ def remarks(entry: EngineEntry, machine: Machine, speed: "MeasuredSpeed | None" 
 
 
 def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
-    """Whether it was built for another compute capability than this machine's, and is not portable."""
+    """Whether an engine was built for another compute capability than the machine's, and is not portable."""
     return entry.compute_capability not in (None, machine.compute_capability)
 
 
@@ -274,7 +274,7 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
 
 
 def _reach(entry: EngineEntry) -> str:
-    """Which other GPUs an engine runs on: 'every generation from Ampere on'."""
+    """The other GPUs that an engine runs on: 'every generation from Ampere on'."""
     processor = hardware_of(entry.requires)
     if not isinstance(processor, Gpu) or processor.match == "family":
         return "its family"
@@ -327,8 +327,8 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
-    """How much faster the first is than the otherwise equal ones, and which of them it is preferred to for its
-    accuracy; None if there are none."""
+    """The first candidate's advantages over those of equal fit and status, as text: how much slower they are, or that
+    they are less accurate; None without any."""
     leader = candidates[0]
     peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (leader.fit, leader.entry.status)]
     speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(leader.speed, peer.speed)}

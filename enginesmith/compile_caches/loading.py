@@ -2,9 +2,8 @@
 with it (a warm start), and the saved time is measured.
 
 A cache contains code of its publisher: torch unpickles graphs and loads shared libraries from it. So no part of it is
-read before its publisher is known (a trust policy whose signatures were valid at the pull, or the caller's word) and
-its bytes have the published digest. torch finds a cached graph by the graph itself: for another model, a cache costs
-time and does not change results.
+read before its publisher is trusted (by a trust policy at the pull, or by the caller) and its bytes have the published
+digest. torch looks up a graph by its content: for another model, a cache costs time and does not change results.
 """
 
 import atexit
@@ -118,8 +117,8 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
     """Make this process compile with a cache. Call it before the first torch.compile.
 
     pulled: the result of `pull`, whose newest compile cache is used, or the document (NAME.attachment.json) beside a
-    cache's file. allow_unsigned: whether its code may run without a signature that a trust policy requires: then
-    everybody who can write to the registry (or, for a document, to its folder) can run code here.
+    cache's file. allow_unsigned: whether its code may run although no signature of it was checked: then everybody who
+    can write to the registry (or, for a document, to its folder) can run code here.
     Raises UntrustedError before anything is read, IntegrityError for other bytes than were published, StaleCacheError
     with the differences of this machine, InputError if there is no compile cache.
     """
@@ -182,8 +181,8 @@ def open_cache(path: Path, digest: str) -> WarmStart:
 
 
 def use_folder(folder: Path, threads: int | None = None) -> None:
-    """Make `folder` Inductor's cache in this process. threads: of compilation: 1 if nothing has to be compiled, since
-    the pool of compiling processes is started even then; None is torch's default."""
+    """Make `folder` Inductor's cache in this process. threads: that compile; 1 if nothing has to be compiled, because
+    torch starts its pool of processes even then; None is torch's default."""
     os.environ[FOLDER_VARIABLE] = str(folder)
     _answer_probes(folder / "probes.json")
     if threads:

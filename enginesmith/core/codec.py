@@ -239,7 +239,7 @@ def _union_reader(kind: object) -> _Reader:
 
 
 def _leading(kinds: Iterable[object]) -> Iterator[object]:
-    """The plain types at the start of a union, up to the first whose values another type before it would convert."""
+    """The plain types at the start of a union, up to float, which would convert the values of later types."""
     for kind in kinds:
         if kind in (str, int, bool, float):
             yield kind

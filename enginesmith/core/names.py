@@ -1,7 +1,7 @@
 """Names of models, versions and channels, and references to them: `name`, `name@VERSION`, `name:CHANNEL`.
 
 Names become parts of paths and URLs, so they are checked here: lower case (some file systems ignore case), no
-separators, no control characters, no '..'. So are relative paths in documents.
+separators, no control characters, no '..'. Relative paths in documents are checked here too.
 """
 
 import re

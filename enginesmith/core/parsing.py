@@ -73,7 +73,7 @@ def _here() -> tuple[str, str]:
 
 
 # Parses untrusted JSON with a size limit, and refuses duplicate keys (`parse_json`; `load_json` for callers with their
-# own limit and errors). `codec.parse_as` makes values of it.
+# own limit and errors). `codec.parse_as` decodes it to values.
 #
 # `find`, `read` and `put` take dotted paths ('spec.suspend') into documents of other programs.
 
@@ -120,8 +120,8 @@ def put(document: Mapping[str, object], path: str, value: object) -> dict[str, o
 
 
 def load_json(text: str | bytes) -> Any:
-    """`json.loads` of an untrusted text. Raises ValueError, also for a duplicate key, of which other programs could
-    read the other value; RecursionError."""
+    """`json.loads` of an untrusted text. Raises RecursionError, and ValueError, also for a duplicate key, because other
+    programs may use its other value."""
     return json.loads(text, object_pairs_hook=without_twins)
 
 

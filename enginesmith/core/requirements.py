@@ -1,4 +1,4 @@
-"""What an engine requires of a machine, as data; constraints on the fields of documents."""
+"""The requirements of engines on machines, as data; constraints on the fields of documents."""
 
 import json
 import typing
@@ -14,7 +14,7 @@ from annotated_types import Ge, Interval, Le, doc
 
 from enginesmith.core.errors import Digest, canonical_json
 
-# Which plain JSON values a type accepts, by annotated-types, and how errors describe them.
+# Tests of plain JSON values by their types and annotated-types, and descriptions of expected values for errors.
 #
 # `Annotated[float, Ge(0)]` limits a value; the `doc` of `Annotated[str, Predicate(is_digest), doc("a SHA-256 in
 # hexadecimal")]` describes the expected value in errors (docs/decisions/0028-annotated-types.md).
@@ -135,7 +135,7 @@ _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). A part with over 18 digits ends it, too."""
+    """A version's parts before the first that is no number of up to 18 digits: '10.16.1rc2' gives (10, 16)."""
     numeric_parts = takewhile(lambda part: part.isdecimal() and len(part) <= 18, version.split("."))
     return tuple(map(int, numeric_parts))
 
@@ -260,7 +260,7 @@ LIBRARY_ENTRY = "RegisterCustomOps"
 
 @dataclass(frozen=True)
 class Library(_Strict):
-    """A shared library with operators of the engine. It lies beside the engine, named by its digest. name: of the
+    """A shared library with operators of the engine, stored beside it under its digest. name: of the
     original file.  entry: the library's function that a runtime calls.  builds: a machine needs one that fits it."""
 
     name: str
@@ -287,7 +287,7 @@ class Library(_Strict):
 
 @dataclass(frozen=True)
 class WideSums(_Strict):
-    """A CPU whose int8 kernels add in 32 bits. In 16 bits (`CpuKind.saturates`) sums of the engine saturate."""
+    """A CPU whose int8 kernels add in 32 bits. If they add in 16 (`CpuKind.saturates`), sums of the engine saturate."""
 
     kind: Literal["wide_sums"] = "wide_sums"
 

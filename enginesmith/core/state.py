@@ -16,8 +16,8 @@ from enginesmith.core.types import PLUS, BuildRequest, ShapeProfile, TensorSpec,
 
 @dataclass(frozen=True)
 class Places:
-    """Where a step writes into a state of fixed size. axis: of its places.  at: an input (a caller's or a state) with
-    the places to write; with `count`, a dim of a step's inputs, `at` is only the first."""
+    """The places that a step writes in a state of fixed size. axis: of the places.  at: an input (a caller's or a
+    state) with the places; if `count`, a dim of a step's inputs, is their number, `at` has only the first."""
 
     axis: Count
     at: str
@@ -44,8 +44,8 @@ def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tup
 
 
 def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
-    """The inputs that a caller gives, with the sizes of one step. An input that also covers past states, such as an
-    attention mask over `past + tokens`, has the rest of the sum as its size."""
+    """The inputs that a caller gives, with the sizes of one step. An input that also covers past steps, such as an
+    attention mask over `past + tokens`, has the size `tokens`."""
     stateless_inputs = without_states(inputs, states)
     axis_sizes = grown_axes(stateless_inputs)
     return tuple(
@@ -55,8 +55,8 @@ def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[
 
 
 def grown_axes(inputs: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
-    """The axes that grow with the states: (input, axis) -> the rest of its size without the grown dims. The size of
-    such an axis is a sum with a dim that is no axis of any input of the caller."""
+    """(input, axis) of each axis that grows with the states -> its size without the growing dims. The size of
+    such an axis is a sum with a dim that no input of the caller has."""
     input_dims = {size for spec in inputs for size in spec.shape}
     axis_sizes: dict[tuple[str, int], int | str] = {}
     for spec, axis, sum_dim in list_sums(inputs):
@@ -84,7 +84,7 @@ def state_ends(
 
 
 def with_int8_states(request: BuildRequest) -> BuildRequest:
-    """The request for the compiler: both ends of its quantized states are int8."""
+    """The request as the compiler gets it: its quantized states are int8, as inputs and as outputs."""
     if not request.quantized_states:
         return request
     state_names = {name for state in request.quantized_states for name in (state.input, state.output)}
@@ -126,7 +126,7 @@ def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
 
 # The backend of an ensemble's engines. Such an engine is a document that names an engine of each graph.
 ENSEMBLE = "ensemble"
-# The prefix of those sources in a manifest that are files of functions.
+# The prefix, among a manifest's sources, of the files of functions.
 FUNCTION = "function"
 
 
@@ -213,7 +213,7 @@ def _make_function(
     return EnsembleFunction(name, file, function, inputs, outputs, input_sources, files)
 
 
-# Keys of the JSON beside a pulled engine; here, because a pull must not import the code that opens engines.
+# The format of the JSON beside a pulled engine; here, because a pull must not import the code that opens engines.
 DESCRIPTION_FORMAT = 1
 
 
@@ -301,7 +301,7 @@ def name_states(
 # A dim may be padded if every input that has it names a pad value. Outputs are cropped on its axes.
 
 REPEAT: Literal["repeat"] = "repeat"
-# A number; or 'repeat': the last entry along the axis, repeated, which keeps the extremes of a tensor.
+# A number; or 'repeat', which repeats the last entry along the axis, and so keeps a tensor's extremes.
 PadValue = float | Literal["repeat"]
 
 

@@ -23,7 +23,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-# Kept of a command's output; the rest is dropped while the command goes on.
+# Maximum bytes kept of a command's output; the rest is dropped while the command continues.
 MOST_BYTES = 64 << 10
 
 
@@ -197,7 +197,7 @@ def write_line(event: str, level: str = "info", **fields: object) -> None:
     print(format_line(event, level, **fields), file=sys.stderr, flush=True)
 
 
-# A daemon thread that others wait for: its owner answers them, however the thread's work ends.
+# A daemon thread whose owner answers all that wait for it, however the thread's work ends.
 #
 # A thread may end with an error that is no Exception: a plug-in's SystemExit, a panic of a Rust library (pyo3's
 # PanicException is a BaseException). Python then ends only that thread, and all futures and conditions that wait for it
@@ -243,7 +243,7 @@ def describe_error(error: BaseException) -> str:
 
 # Untrusted zip files: the errors that reading one may raise, and the compressions that are accepted.
 #
-# Python also reads bzip2, LZMA and, from 3.14 on, Zstandard. Each has its own errors, and nothing here writes them.
+# Python also reads bzip2, LZMA and, from 3.14 on, Zstandard. These raise other errors, and nothing here writes them.
 
 # Raised when a zip file is opened, or a stored or deflated member is read, if it is damaged or of another kind.
 DAMAGED = (

@@ -1,6 +1,6 @@
 """The values that describe a build, and the protocols of backends and sessions. Standard library only.
 
-Every value is frozen and small. Bytes (models, engines, reports) are named by digest and lie in an artifact store.
+Every value is frozen and small. Bytes (models, engines, reports) are in an artifact store, named by digest.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class PrecisionTraits:
     """The properties of a precision. A new precision needs a row of `TRAITS`, and code that writes its graphs
     (`pipeline.quantization.schemes`).
 
-    bits: of a weight in an engine, at least.  error: rank by the expected error: by the significant bits of the
+    bits: minimum of a weight in an engine.  error: rank by the expected error: by the significant bits of the
     factors; ranges from each input rank before ranges fixed by calibration.
     quantized: whether graphs are written in the backend's scheme.  calibrated: whether that needs measured ranges.
     in_blocks: whether weights have one scale per block.  narrow_floats: whether products are of floats of 8 bits or
@@ -232,7 +232,7 @@ class QuantizationScheme:
     kernels).
     quantize_bias: whether biases of int8 graphs become int32 with their own dequantization (TensorRT refuses that).
     Only with 'uint8' activations: ValueError otherwise.
-    float_precision: in which the operators that stay in floating point compute.
+    float_precision: of the operators that stay in floating point.
     weight_levels: the largest magnitude of int8 weights. With 64 ("reduced range") the sum of two products with uint8
     stays within 16 bits.
     """
@@ -249,7 +249,7 @@ class QuantizationScheme:
 
 @dataclass(frozen=True)
 class QuantizedState:
-    """A state that an engine reads and writes as int8: value over `scale`, half to even. input, output: names."""
+    """A state that an engine reads and writes as int8: value / `scale`, rounded half to even. input, output: names."""
 
     input: str
     output: str
@@ -378,8 +378,8 @@ class Session(Protocol):
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
-        """A function that makes the runtime's own call on these inputs, which were run before and are checked here. It
-        measures the runtime without the overhead of `run`. None if there is none. Raises DataError like `run`."""
+        """A function that makes the runtime's own call on these inputs, which were run before and are checked here, to
+        time it without the overhead of `run`. None if there is none. Raises DataError like `run`."""
         return None
 
     def used_bytes(self) -> int | None:
@@ -395,7 +395,7 @@ class Session(Protocol):
 class Backend(Protocol):
     """A compiler. Implementations are frozen dataclasses whose fields are their typed options.
 
-    revision: increased by everyone who changes `build` so that the same request gives other engines. It is part of the
+    revision: increase it when a change of `build` makes the same request give other engines. It is part of the
     build key; the backend's code is not.
     install: how to install it.  runtime: the module that opens engines.
     scheme: the form of quantized graph that it compiles best (`optional_methods.SchemesByTarget`).
@@ -440,6 +440,6 @@ def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> 
     return (dict(zip(dim_names, sizes, strict=True)) for sizes in product(*(per_dim[name] for name in dim_names)))
 
 
-# Where an output has the rows that a graph selects (`onnx_graphs.structure.find_selected`): along its first axis,
+# The place of the rows that a graph selects (`onnx_graphs.structure.find_selected`) in an output: along its first axis,
 # behind the batch axis, or as a count per sample.
 Rows = Literal["all", "each", "count"]

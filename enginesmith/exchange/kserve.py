@@ -5,8 +5,8 @@ An `InferenceService` (serving.kserve.io/v1beta1) names the runtime, Triton, and
 triton`), which KServe calls a model car. For such URIs a `ClusterStorageContainer` (v1alpha1) names the image that
 pulls them: KServe runs it before the server, as `enginesmith initialize SRC DEST`, with DEST /mnt/models.
 
-The objects name the version that the reference means now, not its channel: the start time of a pod must not decide what
-it serves. Sources: kserve aaac4e2, pkg/apis/serving, pkg/webhook/admission/pod/storage_initializer_injector.go,
+The objects name the version that the reference means now, not its channel: the start time of a pod must not decide the
+version. Sources: kserve aaac4e2, pkg/apis/serving, pkg/webhook/admission/pod/storage_initializer_injector.go,
 pkg/utils/storage.go, config/runtimes/kserve-tritonserver.yaml.
 """
 

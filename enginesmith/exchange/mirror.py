@@ -135,7 +135,7 @@ def _copy_version(
         for digest, size in side_by_side(copy, pending_blobs, _AT_ONCE, most_in_part=1):
             say(digest)
             sizes[digest] = size
-    # The last moment to stop: the lease must still be held, and every blob be stored.
+    # The last check before documents are written: the lease must still be held, and every blob be stored.
     guard.secure([name, *blobs])
     if lost_digests := [digest for digest in blobs if not dest.has(digest)]:
         raise IntegrityError(f"{dest.uri} lost blob {lost_digests[0]} while it was copied; run again")

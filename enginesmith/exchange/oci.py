@@ -85,7 +85,7 @@ def export_oci(
         entries = [entry for entry in entries if not reasons[entry.unit]]
     old_images = _read_index(dest)
     layout, suffix = _Layout(dest), "-triton" if triton else ""
-    # Without the channel, so that the image is the same through any.
+    # Without the channel, so that every channel gives the same image.
     exported_version = Located(located.reference, manifest)
     images = [_image(store, layout, exported_version, entry, triton) for entry in entries]
     annotations = _version_annotations(manifest)
@@ -149,7 +149,7 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
 
     layer = layout.put_layer(lay_out)
     annotations = _engine_annotations(manifest, entry)
-    # Of the building machine: engines contain code for its kind of CPU, or its libraries load them.
+    # The building machine's architecture: engines contain code for its kind of CPU, or its libraries load them.
     architecture = _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")
     platform = {"architecture": architecture, "os": "linux"}
     config = {

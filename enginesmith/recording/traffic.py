@@ -2,7 +2,7 @@
 
 JSON lines: `{"at": seconds, "inputs": {"x": {"dtype": "float32", "shape": [1, 8], "data": base64}}}`; an input may
 also be nested lists of numbers, for requests written by hand, and `latency` says how many seconds the answer took. Or
-`.npz`: an array `at`, and each input with one complete input per entry of axis 0. Without `at` in all of the file the
+`.npz`: an array `at`, and each input with one complete input per entry of axis 0. If the file has no `at`, the
 traffic has no times.
 """
 

@@ -1,4 +1,4 @@
-"""Engines under real traffic: requests routed to buckets and batched, and fallbacks with counts of their use.
+"""Serves engines under real traffic: routes requests to buckets, batches them, and counts the use of fallbacks.
 
 >>> import enginesmith, numpy as np
 >>> pulled = enginesmith.Client("registry").pull_all("tiny:candidate", "engines", target="cpu")

@@ -74,10 +74,10 @@ class BatchQueues(Generic[Key, Item]):
 
 # The policy (`BatchQueues`). Requests are queued per bucket: the sizes of all named dims but the batch dim (for a
 # router the padded sizes; for a session, and for requests outside all buckets of a router, the request's own). A queue
-# is ready if it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when
-# free, takes the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one
-# always, and more while all of them together have at most `most` samples; runs these as one batch; and answers them. If
-# no queue is ready it sleeps until the first will be. After `close` every queue is ready. An Exception in a batch is
+# is ready if it has at least `most` samples or its oldest request has waited `wait_s`. When the one worker thread is
+# free, it chooses the ready queue with the oldest request. It takes that request, and more in order of arrival while
+# all of them together have at most `most` samples; runs these as one batch; and answers them. If no queue is ready, it
+# sleeps until one is. After `close` every queue is ready. An Exception in a batch is
 # raised for its requests. Any other error of a runtime (SystemExit, a panic of Rust) ends the batcher: all waiting
 # requests and every later `submit` fail with it.
 
@@ -160,7 +160,7 @@ class Batcher(SelfClosing):
     def submit(self, inputs: Tensors) -> "Future[Answer]":
         """The outputs of a request, after its batch has run. An error of the batch is raised for all its requests.
 
-        The caller must not change the arrays before that. Raises DataError for inputs that do not fit the model,
+        The caller must not change the arrays before the answer. Raises DataError for inputs that do not fit the model,
         EnginesmithError, with the reason, if the batcher is closed or has stopped.
         """
         sizes = self._check(inputs).sizes

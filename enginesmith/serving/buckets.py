@@ -259,8 +259,8 @@ def _words(bounds: DimBounds) -> str:
 def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[str, int]] | None:
     """Number of the cheapest bucket that takes a request, and its sizes in it; None if none does.
 
-    Among an engine's buckets, the one with the fewest elements in the padded inputs. Among engines, the first that no
-    other is measurably faster than, at the request's sizes there (`core.reports.latency`).
+    Among an engine's buckets, the one with the fewest elements in the padded inputs. Among engines, the first one for
+    which no other is measurably faster at the request's padded sizes (`core.reports.latency`).
     """
     best_fits = dict[int, _Held]()
     for index, bucket in enumerate(buckets):

@@ -1,1 +1,1 @@
-"""Layouts of pulled engines on disk for a server: plain, or as a model repository of Triton's."""
+"""Layouts of pulled engines on disk: plain, a Triton model repository, or an ONNX Runtime model package."""

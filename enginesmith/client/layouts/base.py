@@ -22,19 +22,19 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable, sync_folder
 from enginesmith.registry.versions.lookup import Located
 
-# A layout decides where the engines of a model lie for a server, and how the server is made to open others.
+# A layout determines where a model's engines are on disk, and how a server is switched to other engines.
 #
-# A layout is a value that a caller gives (`Plain()`, `Triton(...)`). `at` binds it to a folder and a model, and returns
+# Callers pass a layout as a value (`Plain()`, `Triton(...)`). `at` binds it to a folder and a model, and returns
 # a `Place`, which swaps the engines served there. A failure before the last rename changes no file that a server reads.
 
 
 @dataclass(frozen=True)
 class Placed:
     """The result of a swap. pulled: an engine, or one for each machine.  folder: of the engines.  current: the path
-    that leads to it.  previous: name of the earlier folder.
+    that leads to this folder.  previous: name of the earlier folder.
 
-    swapped: whether the folder changed.  identity: changes whenever a server must open a file anew.
-    whole: whether each engine is the best that fits, and no better one is lost.
+    swapped: whether the folder changed.  identity: changes whenever a server must open a file again.
+    whole: whether each engine is the best that fits; False if a better one is lost.
     """
 
     pulled: tuple[Pulled, ...]
@@ -91,7 +91,7 @@ class Layout(Protocol):
 
 @contextmanager
 def hold(place: Place) -> Iterator[None]:
-    """Hold the lock of a place; only one process writes there. Raises UnavailableError if another one holds it."""
+    """Hold the lock of a place, so that only one process writes there. Raises UnavailableError if another holds it."""
     path = place.file("lock")
     folder = path.parent
     with reachable(f"writing {folder}"):

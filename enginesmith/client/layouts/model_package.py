@@ -1,4 +1,4 @@
-"""A model package of ONNX Runtime: engines of one version for several execution providers, of which the runtime picks.
+"""A model package of ONNX Runtime: a version's engines for several execution providers; the runtime picks one.
 
 A folder such as `digits-3.ortpackage/` has manifest.json and a folder for each variant, such as `cpu-fp32/`, with
 model.onnx, the shards of its weights, and model.json (the engine's description).
@@ -28,8 +28,8 @@ from enginesmith.registry.versions.lookup import Located
 MANIFEST = "manifest.json"
 SUFFIX = ".ortpackage"
 _MODEL_FILE = "model.onnx"
-# The execution provider that runs an engine of a backend. The schema's `device` is left out: for a provider that lists
-# no devices, such as its own CPU provider, onnxruntime 1.31.1 finds no variant that has one.
+# The execution provider that runs a backend's engines. The schema's `device` is left out: onnxruntime 1.31.1 finds no
+# variant with one for a provider that lists no devices, such as its own CPU provider.
 _PROVIDERS = {
     "onnxruntime": "CPUExecutionProvider",
     "onnxruntime-cuda": "CUDAExecutionProvider",
@@ -75,7 +75,7 @@ class ModelPackage:
 
 @dataclass(frozen=True)
 class PackagePlace(SharedFolder):
-    """The packages of a model, one a version."""
+    """The packages of a model, one for each version."""
 
     layout: ModelPackage
 

@@ -2,7 +2,7 @@
 
 It supports the part of the format (https://protobuf.dev/reference/protobuf/textformat-spec/) that Triton's
 `config.pbtxt` uses. Serving nodes write such files, and do not depend on protobuf's own library; the tests parse the
-files written here with it.
+files written here with that library.
 """
 
 import re
@@ -13,7 +13,7 @@ _DEEPEST = 20
 _TOKEN = re.compile(r'\s*(?:#[^\n]*\s*)*("(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[A-Za-z0-9_.+\-/]+|[{}\[\]:,;<>])')
 # A hexadecimal or an octal number, which is parsed to decimal text.
 _OTHER_BASE = re.compile("0[xX]([0-9a-fA-F]+)|0([0-7]+)")
-# A number in any base, far above 64 bits; Python parses no number of 4,300 digits.
+# A number of at least 1,000 characters, in any base; Python refuses numbers of more than 4,300 digits.
 _LONG_NUMBER = re.compile(r"\d[\da-fA-FxX]{999,}")
 _CLOSING = {"{": "}", "<": ">"}
 # In quotes: a byte in octal or hexadecimal, or a letter.

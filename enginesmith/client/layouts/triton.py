@@ -1,14 +1,14 @@
-"""A model repository of Triton's: a folder a model, in it a folder a version, `warmup/`, and `config.pbtxt`.
+"""Triton's model repository: a folder for each model, with a folder for each version, `warmup/` and `config.pbtxt`.
 
-**A swap is one rename, of `config.pbtxt`.** The version's folder comes first, by a rename of its own, and the
-configuration last: its `version_policy` names the one version that is served. Triton reads that file once, and only
-then looks for versions, so it finds either the old configuration with the old version, which is still there, or the new
-one with the new version, which is there already. The other order, or the policy `latest`, would have it open a version
-by the configuration of another one in between. A version that fails to load leaves the old one serving.
+**A swap is one rename, of `config.pbtxt`.** First the new version's folder is renamed to its place, and last the
+configuration, whose `version_policy` names the one served version. Triton reads the configuration before it looks for
+versions. So it finds either the old configuration and the old version, which still exists, or the new configuration and
+the new version, which exists already. In the other order, or with the policy `latest`, Triton could open a version with
+the configuration of another one. If a version fails to load, Triton continues to serve the old one.
 
-Names of digits alone are versions, and those that begin with 0 are none: so nothing that happens in `00` makes Triton
-load a served version again, as a change of any other name in the model's folder does. Locks and marks lie beside the
-models, as files, because every folder there is taken for a model.
+To Triton, folders with names of digits are versions, unless the name begins with 0. So changes in `00` do not make
+Triton load a served version again; changes of other names in the model's folder do. Locks and marks are files beside
+the models, because Triton takes every folder there for a model.
 
 Sources: core 73aad7c, `model_repository_manager.cc` (Poll, ModelTimestamp) and `model_lifecycle.cc` (VersionsToLoad,
 AsyncLoad).
@@ -117,7 +117,7 @@ class TritonPlace(SharedFolder):
         return str(next(iter(self._list_served()), ""))
 
     def _list_served(self) -> tuple[int, ...]:
-        """As `served`, with the version that an ensemble still uses."""
+        """The version numbers in our own configuration: the served one, then one that an ensemble still uses."""
         with suppress(FileNotFoundError):
             config_text = (self.root / CONFIG).read_text(encoding="utf-8")
             try:
@@ -265,7 +265,7 @@ class TritonPlace(SharedFolder):
             fetcher.fetch(store, BlobDigest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 
     def _gather(self, pulled: Pulled, staged: Path) -> Pulled:
-        """Link an engine of the served folder into the staged folder, too, which will replace it."""
+        """Link an engine of the served folder into the staged folder, which will replace the served one."""
         if pulled.path.parent == staged:
             return pulled
         for path in pulled.path.parent.iterdir():
@@ -276,7 +276,7 @@ class TritonPlace(SharedFolder):
     def _read_warmup(
         self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher
     ) -> dict[str, triton_config.WarmupInput] | None:
-        """Golden inputs; None if none have these types, or the set is too large or lost."""
+        """Golden inputs; None without warm-up, or if the golden set is too large, lost or has inputs of other types."""
         golden_digest = manifest.sources.get("golden")
         if not self.layout.warmup or golden_digest is None:
             return None
@@ -309,8 +309,8 @@ class TritonPlace(SharedFolder):
                 write_whole(self.root / WARMUP / str(number) / name, content)
         is_new = staging_folder.is_dir()
         if is_new and folder.exists():
-            # Another engine of the served version: it is missing between two renames. Triton then keeps its open
-            # engine, reports a failed load, and loads at the next poll.
+            # The served version gets another engine: its folder is missing between two renames. At a poll then, Triton
+            # keeps its open engine, reports a failed load, and loads the new one at the next poll.
             folder.rename(self.root / STAGING / f"{number}-old")
         if is_new:
             staging_folder.rename(folder)
@@ -318,7 +318,7 @@ class TritonPlace(SharedFolder):
         is_changed = self._write_config(config.encode()) or is_new
         shutil.rmtree(self.root / STAGING, ignore_errors=True)
         if is_changed:
-            # By the clock, which is ahead of the kernel's time of a rename: later than any time that Triton saw.
+            # The clock is ahead of the kernel's time of a rename: this is later than any time that Triton saw.
             update_ns = time.time_ns()
             os.utime(self.root, ns=(update_ns, update_ns))
         return is_changed

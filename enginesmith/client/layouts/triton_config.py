@@ -121,12 +121,12 @@ _OPENED_BY = {
     "onnxruntime-tensorrt": ("onnxruntime", _ONNX),
     "tensorrt": ("tensorrt", _PLAN),
 }
-# Remedy: how to get an engine that one of these opens.
+# How to get an engine that one of these backends opens.
 REMEDY = (
     "build again with `serve: triton` in its spec, and no backends: ONNX Runtime's engines (fp32, fp16) are built on "
     "any machine, TensorRT's (int8, too) on a worker with that GPU"
 )
-# The one whose engines need ONNX Runtime's TensorRT provider.
+# The backend whose engines need ONNX Runtime's TensorRT provider.
 _BY_PROVIDER = "onnxruntime-tensorrt"
 
 

@@ -114,7 +114,7 @@ Health = Callable[[Mapping[str, str]], HealthAnswer]
 
 @dataclass(frozen=True)
 class HealthCommand:
-    """A command line, split like a shell does but run without one, with the variables that hooks get."""
+    """A command line, split as by a shell but run without one, with the variables that hooks get."""
 
     line: str
     timeout_s: float = TIMEOUT_S
@@ -167,7 +167,7 @@ Hook = Callable[[Mapping[str, str]], str | None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, split like a shell does but run without one; its output goes to stderr."""
+    """A command line, split as by a shell but run without one; its output goes to stderr."""
 
     line: str
     timeout_s: float = HOOK_TIMEOUT_S
@@ -202,7 +202,7 @@ class Post:
 
 # The times of a watcher's polls: at random around an interval, later after errors.
 #
-# An interval of 120 s is 0.0083 requests a second and node, and 417 a second for 50,000 nodes, a thirteenth of Amazon
+# An interval of 120 s means 0.0083 requests per second and node, and 417 for 50,000 nodes: a thirteenth of Amazon
 # S3's limit for one prefix (docs/scale.md). Random times keep nodes that were started together from polling together,
 # also after the registry was unreachable.
 
@@ -229,8 +229,8 @@ def pause_s(interval_s: float, failures: int) -> float:
 
 # Reports of the engine that this node serves, and its health: one small document, written rarely.
 #
-# A node reports to a rollout that has reached it, else outside of one, and only if it belongs to the reporting share
-# (`rollouts.reports`). The channel's state contains all this, so a poll without a change sends no other request. A
+# A node reports to the rollout that has reached it, otherwise outside of rollouts, and only if it belongs to the
+# reporting share (`rollouts.reports`). The channel's state has all this, so a poll without a change sends no request. A
 # report that cannot be sent is mentioned once and tried again later; it never stops a watcher.
 
 # Seconds after a swap within which an unhealthy server counts as starting.
@@ -402,7 +402,7 @@ class Reporter:
         return None if is_starting else ("unhealthy", answer)
 
     def _is_due(self, report: reports.NodeReport, now: float) -> bool:
-        """Whether a report is due: soon after a change, else after a while. New counts matter only to gates."""
+        """Whether a report is due: soon after a change, else after a heartbeat. New counts matter only in rollouts."""
         if self._last is None:
             return True
         is_outside = self._asker == reports.OUTSIDE

@@ -42,7 +42,7 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.lookup import Located, channel_names
 
-# At every poll, checks again whether the served version is trusted: keys are revoked while channels stay.
+# At every poll, checks again whether the served version is trusted: keys may be revoked while no channel moves.
 #
 # The signatures are those in the snapshot that the version was resolved with, so a check sends no request: a revoked
 # key is removed from the policy, which is read at every check, and a new signature comes with a new snapshot.
@@ -65,7 +65,7 @@ class TrustRecheck:
 
     def __init__(self, place: Place, trust: TrustPolicy | Path | str | None) -> None:
         self._place, self._trust = place, trust
-        # The served name's version, and the documents that it was resolved with; None: those of the registry.
+        # The served name, its version, and the documents with which it was resolved; None: those of the registry.
         self.served: tuple[str, Manifest, Documents | None] | None = None
 
     def check(self, store: Store | None) -> None:
@@ -123,7 +123,7 @@ class TrustRecheck:
 
 # Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
 #
-# The layout (`layouts.base`, `layouts.triton`) decides how engines lie, and how a swap works. A registry that is
+# The layout (`layouts.base`, `layouts.triton`) determines where engines are, and how a swap works. A registry that is
 # unreachable, a version without a compatible engine and a failed download change nothing; they are reported, and tried
 # again. An unchanged channel costs one conditional request.
 #
@@ -283,7 +283,7 @@ class ChannelWatcher:
             self._followed = channel
         if channel != self._followed or self.served is None or not self._is_there():
             self.served, is_best = self._serve(locator.store, locator.locate_in(channel, self._reference))
-            # Last, so that every failure is tried again, and so is an engine that was lost.
+            # Set last: the next poll tries again after a failure, and if a better engine was lost.
             self._followed = channel if is_best else None
         return self.served
 
@@ -296,8 +296,8 @@ class ChannelWatcher:
         return False
 
     def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
-        """Whether a state changed without a change for this node: the same version with the same documents. A rollout
-        reaches others, or somebody recorded a decision."""
+        """Whether a changed state gives this node the same version with the same documents: a rollout reached others,
+        or somebody recorded a decision."""
         previous_channel, node = self._followed, locator.node
         if previous_channel is None:
             return False

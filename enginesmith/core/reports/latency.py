@@ -24,7 +24,7 @@ def is_shorter(one: Interval | None, other: Interval | None) -> bool:
 
 
 def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], bool]) -> list[Item]:
-    """The items, ordered by taking repeatedly the first that no remaining item is faster than.
+    """The items in a new order: each time, the first item is taken that no remaining item is faster than.
 
     items: the preferred (more accurate) first.  is_faster: whether the first of two is faster (`is_shorter` of their
     intervals).

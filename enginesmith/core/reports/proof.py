@@ -180,15 +180,15 @@ CHANGED, CLEAR_CHANGED, LOST_CLASSES = "max_decisions_changed", "max_clear_decis
 UNSEEN_CLASSES = "unseen_classes"
 # The check of the rows that a quantized graph selects and the model does not.
 SELECTED = "max_selected_changed"
-# The check of `validation.data.joined`, whose value is about the samples and not about a drift.
+# The check of `validation.data.joined`, whose value describes the samples, not a drift.
 OVERLAP = "calibration overlap"
-# The check of `validation.calls.checks`, whose value is about rules of the spec.
+# The check of `validation.calls.checks`, whose value describes rules of the spec.
 PADDING = "padding"
 # The check of a golden set whose inputs are random numbers.
 RANDOM_INPUTS = "random inputs"
-# The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
+# The name of a check that measured nothing. It has no value and no limit, and its engine is not proven.
 UNMEASURED = "not measured"
-# The check of calls that time ended before their number was made.
+# The check of calls that a time limit ended before all were made.
 CUT_SHORT = "cut short"
 _KEY = object()
 
@@ -202,7 +202,7 @@ class PackedArray:
     data: str
 
 
-# What sessions answered to the calls of a proof (`validation.gpu.devices`): outputs by name, by the digest of inputs.
+# The outputs of sessions in a proof's calls (`validation.gpu.devices`): by digest of the inputs, then by name.
 Answers = Mapping[str, Mapping[str, PackedArray]]
 
 
@@ -211,9 +211,9 @@ class Check:
     """One measured value and its limit; `limit` None means that it was measured and not judged.
 
     stage: export, quantization, engine or task.  name: the metric.  output: the tensor's name.  case: the
-    input on which it was measured.  waived: the limit on drift that it breaks and that does not count, since the spec
-    lets a task metric decide; None for all others.
-    passed: whether the limit holds; True without one.  note: what a person should know of it, or ''.
+    input on which it was measured.  waived: the limit on drift that the value breaks, but that does not count because
+    the spec lets a task metric decide; None for all others.
+    passed: whether the limit holds; True without one.  note: a remark for people, or ''.
     """
 
     stage: str
@@ -310,11 +310,11 @@ def approve(report: Report) -> Approved | None:
 
 
 def unmeasured(stage: str, output: str, case: str, note: str) -> Check:
-    """The check that nothing was measured. note: why, and what would measure it."""
+    """A check that states that nothing was measured. note: the reason, and how to measure."""
     return Check(stage, UNMEASURED, output, case, None, None, True, note)
 
 
-# float32 tells no higher SQNR apart.
+# float32 cannot distinguish higher values of SQNR.
 MOST_DB = 200.0
 
 
@@ -343,7 +343,7 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         return "unproven", "; ".join(filter(None, [cannot_run, describe_unmeasured(unmeasured_checks)]))
     if not checks:
         return "failed", "nothing was checked; give golden data"
-    # What of a narrow graph's decisions was not judged: '; not judged: decisions of y, 4 classes of logits'.
+    # Decisions of a narrow graph that were not judged: '; not judged: decisions of y, 4 classes of logits'.
     unjudged_texts = [
         f"decisions of {check.output}" for check in checks if check.name == CHANGED and check.limit is None
     ]
@@ -361,7 +361,7 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
 
 
 def describe_unmeasured(checks: Sequence[Check]) -> str:
-    """What was not measured, the first with its reason: 'not measured: y: the same in all 8 samples'; '' if none."""
+    """The first unmeasured check with its reason: 'not measured: y: the same in all 8 samples'; '' if there is none."""
     if not checks:
         return ""
     text = f"{UNMEASURED}: {checks[0].output or checks[0].case}: {checks[0].note}"
@@ -369,7 +369,7 @@ def describe_unmeasured(checks: Sequence[Check]) -> str:
 
 
 def _describe_waived(checks: Sequence[Check]) -> str:
-    """By which task metrics the checks were judged in place of which limits; '' where all limits count."""
+    """The task metrics that decided, and the limits that they replaced, as text; '' where all limits count."""
     waived_limits = [
         f"{check.stage} {check.name} of {check.output} {check.value:.4g} (limit {check.waived:.4g})"
         for check in checks
