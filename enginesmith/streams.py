@@ -1,4 +1,4 @@
-"""Runs a model with state call after call: what the outputs of one call gave, the inputs of the next one take.
+"""Runs a model with state call after call: outputs of one call become inputs of the next.
 
 >>> import numpy as np
 >>> from enginesmith import Streams
@@ -32,8 +32,8 @@ class Streams:
     ends: smallest and largest size of dims that only states have, such as a growing cache: in the first call, and in
     any. Without them such dims begin at 0, and have no limit.
 
-    The number of streams is that of the first call's rows. The arrays of states are passed from call to call without a
-    copy: do not write into those in an answer.
+    The number of streams is the number of rows in the first call. The arrays of states are passed from call to call
+    without a copy: do not write into those of an answer.
     """
 
     def __init__(

@@ -23,11 +23,11 @@ ENGINESMITH = str(Path(sys.executable).with_name("enginesmith"))
 
 
 def run(*words: object, announce: bool = True) -> str:
-    """What a command printed. announce: show it before it runs."""
+    """Run a command, and return what it printed. announce: print the command first."""
     command = ["enginesmith", *map(str, words)]
     if announce:
         print(f"\n$ {shlex.join(command)}", flush=True)
-    # A table as wide as this terminal, although it comes through a pipe.
+    # The table gets the width of this terminal, although the output goes through a pipe.
     size = {"COLUMNS": str(shutil.get_terminal_size().columns), "FORCE_COLOR": "1", "PREFECT_LOGGING_COLORS": "0"}
     env = size if sys.stdout.isatty() and command[1] != "pull" else None
     code, text = run_logged([ENGINESMITH, *command[1:]], LOG, shorten=step_of, capture=True, env=env)
@@ -39,7 +39,7 @@ def run(*words: object, announce: bool = True) -> str:
 
 
 def step_of(line: str) -> str:
-    """What a line of Prefect's log says of the model; '' for what it says of its own tasks and of its manual."""
+    """The message about the model in a line of Prefect's log; '' for lines about its tasks and its manual."""
     return "" if "Task run" in line or line.startswith("See http") else line.strip().rpartition(" - ")[2]
 
 

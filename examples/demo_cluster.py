@@ -1,7 +1,7 @@
-"""A cluster on this machine: Prefect server, worker, and Ray nodes of five GPU generations, there by label only.
+"""A cluster on this machine: Prefect server, worker, and Ray nodes of five GPU generations, which are only labels.
 
-Registers the digits model and shows what follows by itself: the event, the run, which waits for Ray's head, and the
-engines. Then a server's traffic drifts: the event of that, new buckets, a candidate, its canary, its promotion. The
+Registers the digits model and shows what happens automatically: the event, the run, which waits for Ray's head, and the
+engines. Then a server's traffic drifts, which causes an event, new buckets, a candidate, its canary and promotion. The
 canary compares errors and answers, and fails a candidate that is twice as slow; smaller differences in latency need a
 machine without other work. Everything listens on loopback, lives in a temporary folder, and is ended with the demo,
 also by Ctrl-C.
@@ -25,19 +25,19 @@ from typing import Any, NoReturn
 
 SPEC = Path(__file__).resolve().parent / "digits" / "digits.yaml"
 GENERATIONS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120")
-# By module: the environment that has them need not be the one whose `bin` this Python is in.
+# Run as modules: their scripts may be in the `bin` of another environment than this Python.
 MODULES = {"prefect": "prefect", "enginesmith": "enginesmith"}
-# The flows of the demo, the last one last, and the first word of the names of their runs.
+# The flows of the demo, in order, and the first word of the names of their runs.
 STARTS = {"compile-model": "compile", "choose-buckets": "buckets", "canary": "canary", "settle-canary": "settle"}
 FLOWS = tuple(STARTS)
-# The canary repeats what was recorded for at most so long: few requests do not show that errors and answers are alike.
+# The canary replays the recording for at most this time: few requests do not show that errors and answers are alike.
 REPLAY = ("--canary-duration", "40s")
-# An answer takes 0.1 ms, and all of this runs beside it. One side's latency then drifts with what else runs, and where
-# the difference of the sides drifts, a criterion of latency is INSUFFICIENT with any margin and any number of requests.
+# An answer takes 0.1 ms beside all these processes, so each side's latency drifts with their load. If the difference of
+# the sides drifts, a latency criterion is INSUFFICIENT for any margin and any number of requests.
 MARGINS = "\nvalidation: {canary: {latency: {p50: null, p99: null}}}\n"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 PATIENCE_S = 900
-# Otherwise Ray looks for what listens on loopback under the machine's own address. It was named for other systems.
+# Otherwise Ray looks for servers on loopback at the machine's own address. Ray named this for other systems.
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
@@ -112,9 +112,9 @@ def _show(stack: ExitStack, folder: Path) -> None:
 
 
 def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int, int]:
-    """Say what the runs say until one of each flow, and every other, has ended: how many lines and runs that were.
+    """Print the runs' messages until a run of each flow, and every other run, has ended; return the numbers of both.
 
-    known: lines and ended runs of before, which are left out. A run that did not complete ends the demo.
+    known: numbers of messages and ended runs that were printed before. A run that did not complete ends the demo.
     """
     deadline, (deadline_s, excess_count) = time.monotonic() + PATIENCE_S, known
     while time.monotonic() < deadline:
@@ -141,7 +141,7 @@ def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int
 
 
 def _await_line(url: str, words: str) -> None:
-    """Wait until a run says these words, and print the line."""
+    """Wait for a log line with these words, and print it."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for line in _post(f"{url}/logs/filter", {"sort": "TIMESTAMP_ASC"}):
@@ -154,7 +154,7 @@ def _await_line(url: str, words: str) -> None:
 
 @contextmanager
 def _ray_cluster(port: int) -> Iterator[None]:
-    """A Ray with a head at this port, and a node for each generation; the GPUs are numbers, nothing more."""
+    """A Ray cluster with a head at this port, and a node for each generation; its GPUs are only declared."""
     from ray.cluster_utils import Cluster
 
     fields = {"node_ip_address": "127.0.0.1"}
@@ -172,7 +172,7 @@ def _ray_cluster(port: int) -> Iterator[None]:
 
 @contextmanager
 def _starting(node: str) -> Iterator[None]:
-    """End the demo with a message where a Ray node does not start in time."""
+    """End the demo with a message if a Ray node does not start in time."""
     try:
         yield
     except Exception as error:  # Ray raises TimeoutError, RuntimeError or plain Exception
@@ -222,7 +222,7 @@ def _post(url: str, body: Any) -> Any:
 
 
 def _ask(url: str, data: bytes | None = None) -> bytes:
-    """The answer, as soon as there is one: the server may be starting, or too busy. data: to be posted, as JSON."""
+    """The answer to a request, repeated for 180 s while the server starts or is too busy. data: JSON to post."""
     deadline = time.monotonic() + 180
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     while True:

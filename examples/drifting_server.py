@@ -1,6 +1,6 @@
 """A server of the digits model whose clients change: it records its requests, refuses those that fit no engine, and
-tells Prefect when those become too many. (The model's graph would answer them, `Policy(fallback="onnx")`, but on a
-channel that serves proven engines only.)
+sends Prefect an event when these become too many. (With `Policy(fallback="onnx")` the model's graph would answer them,
+but this channel serves proven engines only.)
 
     python examples/drifting_server.py REGISTRY TRAFFIC_FOLDER PREFECT_API_URL
 """
@@ -23,17 +23,17 @@ import enginesmith
 from enginesmith.core.errors import DataError
 
 IMAGES = Path(__file__).resolve().parent / "digits" / "golden.npz"
-# Requests before the clients change, and at most after that; share of them that is larger than any engine takes.
+# Requests before the clients change, and at most after that; shares of requests larger than any engine takes.
 BEFORE, AFTER = 1500, 3000
 USUALLY, THEN = 0.01, 0.15
 LARGEST, LARGER = 32, 64
 PER_SECOND = 500
-# The share of refused requests is looked at after each so many, and is too large at so many times the usual one.
+# The share of refused requests is checked after each WINDOW, and is too large above TOO_MANY times the usual one.
 WINDOW, TOO_MANY = 200, 5
 
 
 def requests() -> Iterator[np.ndarray]:
-    """Pictures, [samples, 1, 8, 8]: mostly few a request; of 64 in one of a hundred, and then in one of seven."""
+    """Images [samples, 1, 8, 8] of each request: mostly few; 64 in 1 % of the requests, and later in 15 %."""
     rng = np.random.default_rng(0)
     with np.load(IMAGES) as data:
         images = data["image"]
@@ -85,7 +85,7 @@ def main(registry: str, traffic: str, server: str) -> None:
                 start_time, unanswered_before = datetime.now(UTC), counts.unanswered
     if rate <= TOO_MANY * USUALLY:
         sys.exit(f"no rise in {counts.requests} requests, of which {100 * counts.fallback_rate:.1f} % fit no engine")
-    # By a thread of its own: no request waits for it.
+    # In its own thread, so that no request waits for it.
     body = json.dumps([event(rate, start_time, version, registry)]).encode()
     request = Request(f"{server}/events", body, {"Content-Type": "application/json"})
     sender = Thread(target=urlopen, args=(request,), kwargs={"timeout": 10.0})

@@ -1,9 +1,9 @@
-"""Runs a command with its output in a log file, and shows on one line of stderr what it does now.
+"""Runs a command with its output in a log file, and shows the latest line on stderr.
 
     python examples/logged.py LOG COMMAND...
 
-For what prints pages that nobody reads while it works, such as pip: its last line and the time are shown instead, on a
-terminal in place, else every ten seconds. A command that fails shows the end of its log.
+For commands with long output, such as pip: only the last line and the time are shown, on a terminal in
+place, else every ten seconds. If a command fails, the end of its log is shown.
 """
 
 import os
@@ -22,7 +22,7 @@ TAIL_LINES = 20
 
 
 class Status:
-    """A line of stderr with the seconds since the start, while `with` lasts. text: what is being done now."""
+    """Shows a line on stderr with the seconds since the start, in a `with` block. text: the current activity."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -61,7 +61,7 @@ def run_logged(
 ) -> tuple[int, str]:
     """The exit code of a command and, with `capture`, its stdout. Everything else that it prints is appended to `log`.
 
-    shorten: what of a line is shown; '' keeps what is shown.  env: variables beside those of this process.
+    shorten: returns the part of a line to show; '' keeps the shown one.  env: variables beside those of this process.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}

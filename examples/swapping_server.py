@@ -1,12 +1,12 @@
-"""A server that changes its engine while it answers: ONNX Runtime behind HTTP, of the link `current` of a watch.
+"""An HTTP server that changes its engine while it answers: ONNX Runtime with the link `current` of a watch.
 
     enginesmith pull digits:stable --follow --target cpu --dest engines --hook http://127.0.0.1:8000/reload
     python examples/swapping_server.py engines 8000
 
-POST /reload opens what `current` leads to now; it answers when that serves, so that the watch calls again where it does
-not. POST /v2/models/MODEL/infer takes and gives tensors as JSON, by the Open Inference Protocol. No request fails at a
-swap: the new engine is opened and run once beside the old one, then a name is rebound, and each request keeps the
-engine that it began with; the old one is freed after the last of them. Give it memory for two.
+POST /reload opens the engine behind `current`, and answers once this engine serves, else with an error, after which the
+watch calls again. POST /v2/models/MODEL/infer takes and returns tensors as JSON, by the Open Inference Protocol. No
+request fails at a swap: the new engine is opened and run once beside the old one, then a variable is rebound. Each
+request keeps its engine; the old one is freed after its last request. The server needs memory for two engines.
 """
 
 import json
@@ -28,7 +28,7 @@ LARGEST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Served:
-    """An engine that is open. folder: where it lies.  run: inputs to outputs, by name."""
+    """An open engine. folder: of its files.  run: inputs to outputs, by name."""
 
     folder: Path
     version: str
@@ -36,7 +36,7 @@ class Served:
 
 
 class EngineServer(ThreadingHTTPServer):
-    """Answers by the engine that `current` led to at the last reload. folder: of the watch.  port: 0 for any free."""
+    """Answers with the engine behind `current` at the last reload. folder: of the watch.  port: 0 for any free."""
 
     daemon_threads = True
     # Connections that wait to be accepted: the default, 5, is less than a burst of clients.
@@ -49,22 +49,22 @@ class EngineServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Requests)
 
     def reload(self) -> None:
-        """Open what `current` leads to, if that is another engine, and answer by it from here on."""
+        """Open the engine behind `current`, if it is another one, and answer with it from now on."""
         with self._one_reload:
             if self._current.resolve() != self.served.folder:
                 self.served = open_served(self._current)
 
 
 class Requests(BaseHTTPRequestHandler):
-    """A connection; a thread each."""
+    """A connection, in its own thread."""
 
     protocol_version = "HTTP/1.1"
-    # The head and the body of an answer are two packets; Nagle's algorithm holds the second for 40 ms.
+    # The head and the body of an answer are two packets; Nagle's algorithm delays the second by 40 ms.
     disable_nagle_algorithm = True
     server: EngineServer
 
     def do_POST(self) -> None:
-        """Reload, or answer a request; what goes wrong is told with 400."""
+        """Reload, or answer a request; errors are answered with status 400."""
         body = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), LARGEST_BYTES))
         try:
             if self.path == "/reload":
@@ -84,7 +84,7 @@ class Requests(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """No line a request."""
+        """Log no requests."""
 
 
 def open_served(current: Path) -> Served:

@@ -1,4 +1,4 @@
-"""The code in the process of a user's code: it finds and calls that code, and sends the results to the job.
+"""Runs in the process of a user's code: finds and calls this code, and sends the results to the job.
 
 >>> import hashlib, pathlib
 >>> from enginesmith.user_code import load_function

@@ -1,4 +1,4 @@
-"""`python -m enginesmith.user_code DESCRIPTOR` answers a job's questions about a user's code, over that socket."""
+"""`python -m enginesmith.user_code DESCRIPTOR` answers a job's questions about a user's code over socket DESCRIPTOR."""
 
 import os
 import sys

@@ -235,8 +235,8 @@ def load_function(
     """A function of a published version in this process, to be called with a mapping of arrays. root: the folder of its
     code.  files: digests of its file and of every module that it imports from there, by path.
 
-    The bytes with these digests are run, for its file and its modules. Other files in the folder are not importable,
-    and the modules only during its import, not by imports inside functions. Raises IntegrityError for other bytes than
+    Only bytes with these digests are run, for its file and its modules. Other files in the folder cannot be imported;
+    its modules can, but only while it is imported, not inside functions. Raises IntegrityError for other bytes than
     were published, DataError for missing files, ModelError for code that cannot be imported, or lacks the function.
     """
     with importing_published(root, file, files) as module:

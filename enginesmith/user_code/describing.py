@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Functions beside an entry point that return or yield inputs: a dict by name, the arguments in order, one tensor.
 EXAMPLES = ("example_inputs", "samples")
-# Operators of ATen, by a part of their name, whose weights float16 makes smaller.
+# Parts of the names of ATen's operators with weights, which float16 makes smaller.
 _HEAVY = ("conv", "linear", "addmm", "matmul", "mm.", "bmm", "attention", "lstm", "gru")
 
 
@@ -98,7 +98,7 @@ def describe_module(
     example = _find_example(root, entry, parameter_names)
     if example is not None:
         name, tensors = example
-        # One leading size for all is the batch's; several are constants.
+        # If all have one leading size, it is the batch; several sizes are constants.
         is_batched = len({value.shape[0] for value in tensors.values() if value.ndim}) == 1
         inputs = tuple(
             SeenInput(
@@ -118,7 +118,7 @@ def describe_module(
         (f"inputs that forward() has defaults for are left out: {', '.join(optional_names)}",) if optional_names else ()
     )
     dtype, shape, origin = _first_layer(module)
-    # One layer describes one input; token ids, their mask and their types are alike.
+    # One layer describes one input. Only token ids, their mask and their types are alike.
     if len(required_names) > 1 and dtype != "int64":
         dtype, shape, origin = "", None, "the inputs are several, and no layer says which is which"
     is_any_rank = origin.endswith((": Linear", ": LayerNorm"))
@@ -144,7 +144,7 @@ def _find_example(
 
 
 def _by_name(example: object, input_names: Sequence[str]) -> dict[str, "torch.Tensor"]:
-    """The tensors of an example by input. Raises TypeError, ValueError or RuntimeError if it is no inputs."""
+    """The tensors of an example by input. Raises TypeError, ValueError or RuntimeError if it has none."""
     import torch
 
     if isinstance(example, Mapping):

@@ -21,11 +21,11 @@ from enginesmith.rooms import FindIn
 if TYPE_CHECKING:
     import torch
 
-# The Python entry point that a spec names: finds its source files, and calls it with errors for its author.
+# Finds the source files of the Python entry point that a spec names, and calls it, with errors for its author.
 #
 # The cache key of an export digests these files, so they must be found within milliseconds and without importing torch:
-# imports are read from the syntax tree. Facts that only running the code would show stay unseen:
-# `importlib.import_module(name)`, compiled extension modules, and data that the code opens itself. For that reason
+# imports are read from the syntax tree. It does not show what is only known when the code runs:
+# `importlib.import_module(name)`, compiled extension modules, and data that the code opens itself. For this reason
 # weights have their own place in the spec.
 
 
@@ -81,9 +81,9 @@ def why_no_function(root: Path, entry: Path, function: str, module: str = "") ->
 
 
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
-    """Top-level names of those files' imports from elsewhere, without the standard library; sorted.
+    """Top-level names of the packages that the source files import, without local and standard modules; sorted.
 
-    root, entry, module: as for `source_files`. Imports of such packages stay unseen.
+    root, entry, module: as for `source_files`. Imports inside these packages are not followed.
     """
     folders = _search_folders(root, entry, module)
     packages: set[str] = set()
@@ -136,8 +136,8 @@ REASON_CHARACTERS = 500
 def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any], module: str = "") -> Any:
     """Import `file`, in the folder `root`, and call its function with keyword arguments; inside `importing_from`.
 
-    module: its dotted name, if it is imported by it. Raises ModelError with file and line if the file or the function
-    is missing, is not Python or raises.
+    module: the file's dotted name, if it is imported by this name. Raises ModelError with file and line if the file or
+    the function is missing, is not Python or raises.
     """
     try:
         callee = find_function(root, file, function, module)
@@ -294,7 +294,7 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
 
 
 def _describe_other(path: Path, mapping: Mapping[object, object], name: object, value: object) -> str:
-    """The reason why a mapping is no state dict; for a checkpoint of a training loop, which entry is one."""
+    """The reason why a mapping is no state dict; for a training checkpoint, with the name of its state dict."""
     keys_text = join_first([repr(key) for key in mapping], 5)
     import torch
 

@@ -32,7 +32,7 @@ from enginesmith.user_code.torch_source import (
 
 @dataclass(frozen=True)
 class NextSample:
-    """Request the next sample of a pass over all of them; for a pass that has not begun, the first."""
+    """Request the next sample of a pass over all samples. A new number begins a new pass."""
 
     pass_number: int
 
@@ -48,7 +48,7 @@ class Sample:
 class SampleGenerator:
     """Call the function of an entry point for each pass, and send the samples. name: for messages.
 
-    The first answer is an end; then each `NextSample` gets one `Sample`.
+    The first answer is `Sample(is_end=True)`; then each `NextSample` gets one `Sample`.
 
     root: the folder of the spec.  file, function: its file, relative to `root`, and its name.
     """

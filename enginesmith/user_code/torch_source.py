@@ -84,7 +84,7 @@ def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], wei
 
 
 def name_fields(result: Any) -> Any:
-    """A dataclass, whose tensors torch.export cannot find, as a dict of its fields but None; other values unchanged."""
+    """The fields of a dataclass, except None, as a dict: torch.export finds no tensors in one. Others are unchanged."""
     if not is_dataclass(result):
         return result
     field_values = ((field.name, getattr(result, field.name)) for field in fields(result))
@@ -181,8 +181,8 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
 def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
     """Raise ModelError for a weight with NaN, or a trained one with infinities, with its name.
 
-    An infinity that was not trained may be a mask; the ONNX model shows what multiplies with one. There its name may be
-    lost, because normalizations are folded into the layer before.
+    An infinity that was not trained may be a mask: the ONNX model shows whether a product uses it. But the ONNX model
+    may lack the weight's name, because normalizations are folded into the layer before.
     """
     import torch
 
@@ -245,7 +245,7 @@ def capture(
 
 
 def _symbol(dim: Dim) -> "torch.export.Dim":
-    """A dim of torch's exporter; for a dim with steps, `multiple` times another."""
+    """A dim of torch's exporter; for a dim with steps, `multiple` times the number of steps."""
     import torch
 
     if dim.multiple == 1:

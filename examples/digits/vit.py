@@ -1,6 +1,6 @@
 """A small vision transformer for the same digits: 16 patches of 2x2, and three layers of attention.
 
-The depth of its products, but for the patches' own, is a multiple of 32, as NVFP4 and MXFP8 ask.
+The inner size of its products, except the patches' own, is a multiple of 32, as NVFP4 and MXFP8 require.
 """
 
 import torch
@@ -10,7 +10,7 @@ PATCH, WIDTH, HEADS, LAYERS = 2, 64, 4, 3
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network, each behind a LayerNorm and inside a residual connection."""
+    """Attention and a feed-forward network, each after a LayerNorm and inside a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()

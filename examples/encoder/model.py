@@ -1,4 +1,4 @@
-"""A tiny transformer encoder over bytes: what a sentence-embedding model is made of, in miniature."""
+"""A tiny transformer encoder over bytes, with the parts of a sentence-embedding model."""
 
 import math
 

@@ -64,10 +64,10 @@ def encoded(texts: list[str], folder: Path) -> dict[str, np.ndarray]:
 
 
 def samples_of(part: str) -> list[str]:
-    """The texts of a part: single sentences to judge with, one to four in a row to calibrate with.
+    """The texts of a part: single sentences for evaluation, one to four in a row for calibration.
 
-    Short sentences padded to LENGTH are mostly padding, which has no effect on the result but would have one on ranges
-    and weights; whole paragraphs hold little of it.
+    Short sentences padded to LENGTH are mostly padding, which does not affect the result but would affect ranges
+    and weights; several in a row need little padding.
     """
     texts, count = sentences(part, *PARTS[part]), SAMPLES[part]
     if part != "calibration":

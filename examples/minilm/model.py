@@ -10,7 +10,7 @@ VOCABULARY, LONGEST = 30522, 512
 
 
 class Layer(nn.Module):
-    """Self-attention and a feed-forward network, each with a residual connection and a LayerNorm behind it."""
+    """Self-attention and a feed-forward network, each with a residual connection and a LayerNorm after it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""English sentences to calibrate and to judge the encoder with: written by a seeded grammar, and real documentation.
+"""English sentences for calibration and evaluation of the encoder: from a seeded grammar, and real documentation.
 
 The grammar writes everyday sentences about a few dozen topics, so that some of them are close in meaning and most are
 not; a second grammar, with other words and frames, writes those that are held out. The documentation is docstrings of
@@ -91,7 +91,7 @@ HELD_OUT_FRAMES = (
 
 
 def sentences(part: str, written: int, documented: int) -> list[str]:
-    """That many sentences of each kind, mixed; part: 'calibration', 'golden' or 'held_out', which share none."""
+    """`written` and `documented` sentences, mixed; part: 'calibration', 'golden' or 'held_out', which share none."""
     text_rng = np.random.default_rng([SEED, list(MODULES).index(part)])
     documentation = _documentation(part)
     chosen = [documentation[i] for i in text_rng.permutation(len(documentation))[:documented]]

@@ -1,4 +1,4 @@
-"""What lies between the three graphs: a picture for the detector, lines cut out and turned, and characters.
+"""The functions between the three graphs: a picture for the detector, lines cut out and turned, and characters.
 
 The constants are those that the models were trained with (PaddleOCR, ppocr/data/imaug and ppocr/postprocess).
 """
@@ -6,9 +6,9 @@ The constants are those that the models were trained with (PaddleOCR, ppocr/data
 import numpy as np
 from characters import CHARACTERS
 
-# Of the detector's input, per channel; of the others' inputs all are a half.
+# Of the detector's input, per channel; for the other inputs, all are 0.5.
 MEAN, SPREAD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
-# The detector marks the core of a line: what counts as marked, and how much higher and wider the line is, in heights.
+# The detector marks the core of a line: the threshold of a mark, and the line's margin around it, in core heights.
 MARKED, GROWN = 0.3, 0.45
 LEAST_HEIGHT = 4
 HEIGHT, WIDTH, SMALL = 48, 480, 192
@@ -30,7 +30,7 @@ def crop(image, marks):
 
 
 def turn(x, upside_down):
-    """Lines that the classifier is sure are upside down, turned; the others as they are."""
+    """The lines, turned where the classifier is sure that they are upside down."""
     turned_boxes = x.copy()
     for row in np.flatnonzero(upside_down[:, 1] > SURE):
         width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # behind it is padding
@@ -39,7 +39,7 @@ def turn(x, upside_down):
 
 
 def spell(likelihoods):
-    """Unicode code points [lines, places] of the likeliest characters, 0 behind the end. Repeated ones and blanks are
+    """Unicode code points [lines, places] of the likeliest characters, 0 after the end. Repeated ones and blanks are
     left out (connectionist temporal classification: Graves et al., 2006)."""
     best_indices = likelihoods.argmax(-1)
     text = np.zeros(best_indices.shape, np.int64)
@@ -50,7 +50,7 @@ def spell(likelihoods):
 
 
 def _lines(marked):
-    """Boxes of marked parts, from top to bottom: bands of rows with marks, and in each what no wide gap divides."""
+    """Boxes of marked parts, from top to bottom: bands of rows with marks, each divided at its wide gaps."""
     for top, bottom in _runs(marked.any(1), 1):
         height = bottom - top
         if height < LEAST_HEIGHT:
@@ -66,7 +66,7 @@ def _lines(marked):
 
 
 def _fit(parts, most):
-    """Pictures as float32 [pictures, 3, HEIGHT, most], -1 to 1; behind one that is not so wide there are zeros."""
+    """Pictures as float32 [pictures, 3, HEIGHT, most], -1 to 1; narrower ones are padded with zeros."""
     batch = np.zeros((len(parts), 3, HEIGHT, most), np.float32)
     for line, part in zip(batch, parts, strict=True):
         width = min(most, max(1, round(HEIGHT * part.shape[1] / part.shape[0])))
@@ -75,7 +75,7 @@ def _fit(parts, most):
 
 
 def _runs(marks, gap):
-    """(begin, end) of runs of true values; those with less than `gap` between them are one."""
+    """(begin, end) of runs of true values; runs with less than `gap` between them are joined."""
     runs_found = []
     for position in np.flatnonzero(marks):
         if runs_found and position - runs_found[-1][1] < gap:

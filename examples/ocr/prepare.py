@@ -30,7 +30,7 @@ WORDS = (
 
 
 def take_models(wheel: Path) -> None:
-    """The ONNX files of the wheel, and the characters that the recogniser knows as a Python module."""
+    """Write the ONNX files of the wheel, and the recogniser's characters as a Python module."""
     with zipfile.ZipFile(wheel) as archive:
         for name, stem in MODELS.items():
             (HERE / f"{name}.onnx").write_bytes(archive.read(f"rapidocr_onnxruntime/models/{stem}.onnx"))

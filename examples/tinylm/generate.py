@@ -15,7 +15,7 @@ def pull(registry: str, precision: str, dest: str) -> enginesmith.Generator:
 
 
 def main() -> None:
-    """Pull, and print each prompt with what follows it; of what cannot be answered, why."""
+    """Pull, and print each prompt with its answer, or the reason why there is none."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", nargs="+")
     parser.add_argument("--registry", default="registry")

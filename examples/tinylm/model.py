@@ -1,4 +1,4 @@
-"""A small decoder over bytes, one or more a call: what it has seen lies in caches, which the next call takes back."""
+"""A small decoder over one or more bytes per call; its caches are outputs, and inputs of the next call."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import nn
 VOCABULARY = 256  # the bytes
 LAYERS = 3  # each with a cache, which the spec names
 CONTEXT = 128  # bytes that it is trained on at once
-PLACES = 192  # that a byte may have: behind 127 in the caches, one of 64 that are read
+PLACES = 192  # positions that a byte may have: after 127 in the caches, one of 64 that are read
 
 Turn = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,8 +29,8 @@ class Block(nn.Module):
     def forward(
         self, hidden: torch.Tensor, turn: Turn, past: torch.Tensor, later: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`hidden` is (batch, sequence, width); `past` and what comes back (batch, heads, places, 2 width / heads):
-        keys and values side by side; `later` (sequence, places) is true of what a byte does not see."""
+        """`hidden` is (batch, sequence, width); `past` and the returned cache (batch, heads, places, 2 width / heads):
+        keys and values side by side; `later` (sequence, places) is true for bytes that a byte does not see."""
         query, key, value = (
             self.split(part) for part in self.query_key_value(self.attention_norm(hidden)).chunk(3, -1)
         )
@@ -54,7 +54,7 @@ def rotate(vectors: torch.Tensor, turn: Turn) -> torch.Tensor:
 
 
 class Decoder(nn.Module):
-    """Bytes to the logits of the byte after them. A byte's place is the number of those in the caches."""
+    """Bytes to the logits of the next byte. A byte's position counts the bytes before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

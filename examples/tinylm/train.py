@@ -72,8 +72,8 @@ def nats_per_byte(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def cut(text: np.ndarray, count: int, steps: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Sequences as the spec's data files hold them: of each byte the one after it, its sequence, and the step that it
-    is read in."""
+    """Sequences in the form of the spec's data files: for each byte the next one, its sequence, and the step that
+    reads it."""
     starts = rng.choice(len(text) // (steps + 1), count, replace=False) * (steps + 1)
     rows = text[starts[:, None] + np.arange(steps + 1)].astype(np.int64)
     prompts = np.array([*PROMPTS, *[1] * count])[:count, None]

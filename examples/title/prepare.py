@@ -40,9 +40,9 @@ def describe(rng: np.random.Generator) -> str:
 
 
 def bare(name: str):
-    """A function that runs a graph as it came."""
+    """A function that runs an unchanged graph of the wheel."""
     options = onnxruntime.SessionOptions()
-    # Without it sums of int8 saturate on CPUs without VNNI, and titles are others.
+    # Otherwise sums of int8 saturate on CPUs without VNNI, and the titles differ.
     options.add_session_config_entry("session.x64quantprecision", "1")
     session = onnxruntime.InferenceSession(HERE / f"{name}.onnx", options)
     return lambda inputs: session.run(None, dict(inputs))[0]

@@ -1,11 +1,11 @@
-"""Writes a title token by token: the encoder once, the decoder for each token, the likeliest one that is allowed."""
+"""Writes a title token by token: runs the encoder once, and the decoder for each token, the likeliest one."""
 
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-# What the model was trained with (traceforge-toolkit 0.1.5, traceforge/title/inference.py).
+# The model's own settings (traceforge-toolkit 0.1.5, traceforge/title/inference.py).
 PREFIX = "summarize agent step: "
 BEGIN, END = 0, 1
 REPETITION_PENALTY = 1.3
@@ -13,7 +13,7 @@ MOST_TOKENS = 24
 
 
 class TitleWriter:
-    """Titles by two graphs. encode, decode: run one on its inputs, by name, and give its only output."""
+    """Writes titles with two graphs. encode, decode: run one on its inputs, by name, and return its only output."""
 
     def __init__(self, encode, decode, tokenizer: Path) -> None:
         self._encode, self._decode = encode, decode
@@ -26,7 +26,7 @@ class TitleWriter:
         return self._tokenizer.encode(PREFIX + text).ids
 
     def tokens(self, text: str) -> list[int]:
-        """The ids of a title, its begin and end among them."""
+        """The token ids of a title, with its begin and end."""
         ids = np.array([self.encode(text)], np.int64)
         mask = np.ones_like(ids)
         hidden_states = self._encode({"input_ids": ids, "attention_mask": mask})
@@ -40,5 +40,5 @@ class TitleWriter:
         return token_ids
 
     def write(self, text: str) -> str:
-        """A title of what an agent did."""
+        """A title for an agent's step."""
         return self._tokenizer.decode(self.tokens(text))

@@ -1,5 +1,5 @@
-"""A small voice detector that listens 20 ms at a time: what it remembers lies in two states, which the next call takes
-back."""
+"""A small voice detector for 20 ms of sound per call; its two states are outputs, and inputs of the next
+call."""
 
 import math
 
@@ -27,7 +27,7 @@ class Detector(nn.Module):
     def forward(
         self, sound: torch.Tensor, tail: torch.Tensor, memory: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """sound: (batch, 320) in [-1, 1].  tail: (batch, 96), the end of the call before.  memory: (batch, 48).
+        """sound: (batch, 320) in [-1, 1].  tail: (batch, 96), the end of the last call's sound.  memory: (batch, 48).
 
         Returns logits (batch, 2) of silence and voice, and the next call's tail and memory."""
         joined_sound = torch.cat([tail, sound], 1)

@@ -4,7 +4,7 @@ Run `python train.py` in this folder; the result is committed, so that nobody ha
 digits, which differ with the machine and with the version of torch.
 
 A voice is a source-filter synthesis (Klatt, "Software for a cascade/parallel formant synthesizer", 1980): pulses of a
-gliding pitch through three resonances of a vowel, and hissing consonants. It is mixed with what is no voice: noises of
+gliding pitch through three resonances of a vowel, and hissing consonants. It is mixed with other sounds: noises of
 several colours, hum, beeps, clicks.
 """
 
@@ -74,7 +74,7 @@ def fade(sound: np.ndarray) -> np.ndarray:
 
 
 def surroundings(rng: np.random.Generator, count: int) -> np.ndarray:
-    """What is no voice, `count` samples: coloured noise, and often hum, beeps or clicks."""
+    """Sounds without a voice, `count` samples: coloured noise, and often hum, beeps or clicks."""
     spectrum = np.fft.rfft(rng.normal(size=count))
     noise = np.fft.irfft(spectrum / np.maximum(np.arange(len(spectrum)), 50) ** rng.uniform(0, 1), count)
     sound = noise / noise.std() * 10 ** rng.uniform(-4, -1.7)
