@@ -177,7 +177,7 @@ def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
 
 
 def describe_nonfinite(array: Array) -> str:
-    """'' for finite values, else their place: 'nan at [0, 3], and 2 more such values'."""
+    """'' if all values are finite, else the first other one and its place: 'nan at [0, 3], and 2 more such values'."""
     positions = np.argwhere(~np.isfinite(array))
     if not len(positions):
         return ""

@@ -82,7 +82,7 @@ def read_description(path: Path | str) -> dict[str, object]:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """The file of a relative path, links followed. Raises DataError unless it is a file below the folder."""
+    """The resolved path of the file `name` in a folder. Raises DataError unless it is a file below the folder."""
     path = folder / name
     try:
         real_path = path.resolve(strict=True)

@@ -107,7 +107,7 @@ class EnsembleStreams(Streams):
 
 # Runs several graphs that form one model, each with the outputs of the graphs and functions before it.
 
-# The number of rows that a graph without profiles gets at once.
+# The maximum number of rows that a graph without profiles gets at once.
 MOST_ROWS = 32
 _ALLOW = "allow it with functions=enginesmith.user_code.load_function, once you trust who published it"
 
@@ -325,7 +325,7 @@ class Ensemble(Session):
 
     def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:
         """The outputs of the ensemble, and the outputs of each of its graphs. same: inputs that are unchanged since the
-        last call.  answers: the graphs' outputs in it; a graph with unchanged inputs is not run. Raises as `run`, and
+        last call.  answers: the graphs' outputs in it, reused for a graph with unchanged inputs. Raises as `run`, and
         DataError for an output of the ensemble that no graph gave."""
         source_arrays: dict[str, Array] = {}
         step_answers, new_sources = Answers(), set(inputs) - set(same)

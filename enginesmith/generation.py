@@ -54,7 +54,7 @@ class Progress:
     size: int | None
 
     def value(self, rows: int, past: int, count: int) -> Array:
-        """The array for a call with this many rows and tokens, behind `past` tokens that were read before."""
+        """The array for a call with this many rows and tokens, after `past` tokens that were read before."""
         dtype, total_count = dtype_of(self.spec.dtype), past + count
         if self.mask:
             row_values = (np.arange(total_count if self.size is None else self.size) < total_count).astype(dtype)
@@ -70,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as described beside its engine. inputs: of the engine.  ends: as in `Streams`.
+    """A decoder, from the description beside its engine. inputs: of the engine.  ends: as in `Streams`.
 
     ids: its input of token ids.  logits: name of its output [rows, vocabulary] or [rows, places, vocabulary].  rows,
     places: the most that a call takes; None if unlimited.  progress: the other inputs, computed from the number of
@@ -235,8 +235,8 @@ def _is_whole(value: object) -> bool:
 
 
 def uniforms(seed: int, count: int) -> Array:
-    """The first `count` numbers in [0, 1) of a seed, float32: the highest 24 bits of each word of Philox 4x64-10, whose
-    key is the seed (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), by numpy's own counter."""
+    """The first `count` random numbers in [0, 1) of a seed, float32: the highest 24 bits of each word of numpy's Philox
+    4x64-10, whose key is the seed (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
     random_words = np.random.Philox(key=seed).random_raw(count)
     return ((random_words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(count)
 
@@ -289,7 +289,7 @@ class _Answer:
         return self.read >= len(self.prompt.tokens)
 
     def give(self, count: int) -> Sequence[int]:
-        """The next tokens for the engine."""
+        """The next tokens for the engine: `count` of the prompt, or the last one drawn."""
         if self.begins:
             next_tokens: Sequence[int] = (self.last,)
         else:
@@ -345,7 +345,7 @@ class Generator:
 
     @classmethod
     def opened(cls, pulled: "Pulled", ids: str = "ids", logits: str = "logits") -> "Generator":
-        """A generator over a pulled engine of ONNX Runtime, which is opened. Raises as `described` and `open_onnx`."""
+        """Open a pulled engine of ONNX Runtime; return a generator over it. Raises as `described` and `open_onnx`."""
         return cls.described(open_onnx(pulled), pulled.description, ids, logits)
 
     def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -356,7 +356,7 @@ class Generator:
         return answers
 
     def stream(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
-        """(number of the prompt, token), as tokens come.
+        """Yield (number of the prompt, token) for each token when it is drawn.
 
         An answer does not depend on the other prompts, except for rounding in the engine's sums. Prompts may have
         different lengths: shorter ones are answered while the others are read. More prompts than the engine takes rows

@@ -29,7 +29,7 @@ class FindIn:
 
 
 def prefer_own() -> None:
-    """Make this process import Enginesmith's own packages, for any path."""
+    """Make this process import Enginesmith's own packages, for any `sys.path`."""
     sys.meta_path.insert(0, FindIn([str(_HOME)]))
 
 

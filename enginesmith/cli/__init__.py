@@ -128,7 +128,7 @@ class LazyGroup(Group):
         return [name for table in self.sections.values() for name in table]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import the command's file."""
+        """The command, imported from its file; None for an unknown name."""
         tables = (*self.sections.values(), self._hidden)
         address, help_text = next((table[cmd_name] for table in tables if cmd_name in table), ("", ""))
         if not help_text:
@@ -144,7 +144,7 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Record the words of the command that is called."""
+        """Record the full name of the called command."""
         name, command, other_args = super().resolve_command(ctx, args)
         settings = ctx.find_root().ensure_object(dict)
         settings[_COMMAND] = f"{settings.get(_COMMAND, '')} {name}".strip()

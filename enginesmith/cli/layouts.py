@@ -1,4 +1,4 @@
-"""Options and output of `pull` for layouts other than the plain one: Triton's repositories, KServe's objects."""
+"""Options and output of `pull` for other layouts than the plain one: Triton, model packages and KServe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -175,7 +175,7 @@ _TYPED = "typed"
 
 
 def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
-    """Store the value of a global option, unless an earlier word of the command line gave another one."""
+    """Store a global option's value. A default does not replace a value that an earlier part of the line set."""
     settings = ctx.ensure_object(dict)
     is_typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
     if is_typed or option.name not in settings:
@@ -290,7 +290,7 @@ def command(name: str | None = None) -> Callable[[Callable[..., object]], Comman
 class Option:
     """Annotation of a field with click's settings other than name, type and default.
 
-    meaning: for help.  name: if it is not the field's.  shown: the default in help.  settings: of `click.option`,
+    meaning: help text.  name: if it is not the field's.  shown: the default in help.  settings: of `click.option`,
     instead of those from the field's type.
     """
 
@@ -328,7 +328,7 @@ def _settings_of(kind: object) -> dict[str, Any]:
 def takes(kind: type[Any], parameter: str = "options") -> Callable[[Callback], Callback]:
     """A decorator that adds an option for each field of a frozen dataclass, and passes them as one value `parameter`.
 
-    A field is `name: Annotated[TYPE, Option(...)] = DEFAULT`, or itself such a dataclass.
+    A field is `name: Annotated[TYPE, Option(...)] = DEFAULT`, or its type is such a dataclass.
     """
 
     def add(command: Callback) -> Callback:
@@ -359,7 +359,7 @@ def _options_of(kind: type[Any]) -> Sequence[Callable[[Any], Any]]:
 
 
 def _collect(kind: type[Any], settings: dict[str, Any]) -> Any:
-    """Take the options' values out of `settings`, and return them as the dataclass."""
+    """Remove the options' values from `settings`, and return them as the dataclass."""
     hints = get_type_hints(kind)
     values = {}
     for field in fields(kind):
@@ -387,7 +387,7 @@ def several(name: str, meaning: str, default_text: str | None) -> Option:
 
 
 def targets_option(default_text: str | None) -> Option:
-    """`--target` for several targets or groups of them. default_text: as for `several`."""
+    """The option `--target` for several targets or groups of targets. default_text: as for `several`."""
     return several("target", f"{TARGET}; gpu: every GPU; all: every target", default_text)
 
 
@@ -413,13 +413,13 @@ class Selection:
 
 
 def precision_option(default_text: str) -> Option:
-    """`--precision` of engines. default_text: the default, for help."""
+    """The option `--precision` for engines. default_text: the default, for help."""
     return Option("Only engines of this precision.", type=click.Choice(PRECISIONS), shown=default_text)
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The choice of one of a version's engines."""
+    """The options that choose one engine of a version."""
 
     target: Target = "auto"
     precision: Annotated[str | None, precision_option("the precision that fits best")] = None
@@ -483,7 +483,7 @@ def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tup
 
 
 def runtimes_option(where: str) -> Option:
-    """`--runtime` for the versions of runtimes, as {package: version}. where: the machines that have them."""
+    """The option `--runtime`: versions of runtimes as {package: version}. where: the machines with them, for help."""
     return Option(
         f"Runtime version {where}; NAME: tensorrt, tensorrt-rtx or onnxruntime; repeat it.",
         name="--runtime",

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from enginesmith.client.resolve import EngineRanking
     from enginesmith.client.watching.watch import Swap
 
-# The --target for every compute capability that a version has engines for.
+# The value of --target for every compute capability that a version has engines for.
 _ALL = "all"
-# The --report of a node without reports.
+# The value of --report that disables reports.
 _NO_REPORT = "none"
 
 
@@ -77,7 +77,7 @@ class MachineOptions:
         return ALL_GENERATIONS
 
     def one_machine(self) -> "Machine":
-        """The one target of a layout for one engine. Raises click's usage error for several."""
+        """The single target, for a layout with one engine. Raises click's usage error for several."""
         if len(self.targets) > 1 or _ALL in self.targets:
             raise click.UsageError(
                 "this layout holds the engine of one target; give --layout triton, or name one target"
@@ -85,7 +85,7 @@ class MachineOptions:
         return self.machine_of(self.targets[0])
 
     def machine_of(self, target: str) -> "Machine":
-        """The machine of a target's name, with its stated properties."""
+        """The machine with a target's name and the stated properties."""
         return Machine.from_name(target).with_facts(
             driver=self.driver,
             cuda=self.cuda,
@@ -96,7 +96,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How a channel is followed, and how the node reports the engine that it serves."""
+    """The options to follow a channel, and to report the served engine."""
 
     follow: Annotated[
         bool, Option("Keep running: pull each new version of the channel REF; DEST/current links to its engine.")
@@ -214,7 +214,7 @@ class PullOptions:
 
 def follow(client: "Client", references: tuple[str, ...], options: PullOptions, as_json: bool) -> None:
     """Follow the channels until SIGTERM or Ctrl-C; the served engines stay. Raises click's usage error for a layout
-    that follows no channel or only one, and without references."""
+    that cannot follow them, and without references."""
     from enginesmith.client.layouts.base import Plain
     from enginesmith.client.watching.server import INTERVAL_S
 
@@ -303,7 +303,7 @@ def pull(
 
 
 def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "list[EngineRanking]":
-    """For each target the ranking of the engines that the layout's server opens. Raises as `Client.resolve`, and
+    """The ranking, for each target, of the engines that the layout's server opens. Raises as `Client.resolve`, and
     UnknownNameError for all generations if no engine is for a GPU."""
     if options.layout.layout == "plain":
         return [client.resolve(reference, options.machine.machine_of(name)) for name in options.machine.targets]

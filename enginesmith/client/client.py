@@ -251,7 +251,7 @@ class Client:
 
     @cached_property
     def store(self) -> Store:
-        """The registry, opened. Raises InputError and UnavailableError; the next access then tries again."""
+        """The opened registry. Raises InputError and UnavailableError; after an error, the next access tries again."""
         return self._open(check=True)
 
     def _open(self, *, check: bool) -> Store:

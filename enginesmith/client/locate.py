@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class DocumentMemory:
-    """The last content of documents that change, with their tags, for conditional requests; also stored in files of
-    `folder`, if it is not None, for the next process."""
+    """The last content and tag of documents that change, for conditional requests; also in files of `folder`, if it is
+    not None, for the next process."""
 
     folder: Path | None = None
     documents: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class VersionLocator:
         return parse_channel(self.memory.read(self.store, key), model, channel, place_of(self.store, key))
 
     def locate(self, reference: Reference) -> lookup.Located:
-        """`lookup.locate` for this node. `Located.documents` come from the snapshot, if there is one.
+        """Locate a version like `lookup.locate`, for this node. `Located.documents` come from the snapshot, if any.
 
         Raises as `lookup.locate`, and UnavailableError if there is no registry.
         """
@@ -133,7 +133,7 @@ class VersionLocator:
             self.checked = True
 
     def read_blob(self, digest: str, max_bytes: int) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. max_bytes, errors: as in `Store.read_blob`."""
+        """The verified bytes of a small blob, from or through the cache. max_bytes, errors: as in `Store.read_blob`."""
         if self.cache is None:
             return self.store.read_blob(digest, max_bytes)
 

@@ -97,7 +97,7 @@ class BlobFetcher:
             return self._through(self.cache, store, blob, size_bytes, dest)
 
     def fetch_all(self, store: Store, downloads: Sequence[Wanted]) -> None:
-        """Write several blobs as `fetch` does one, at most `SIDE_BY_SIDE` at a time; the listener gets their sums.
+        """Write several blobs like `fetch`, at most `SIDE_BY_SIDE` at a time; the listener gets the sums of bytes.
 
         If one fails, the others stop, and downloaded parts are kept for the next call. Raises the first error, as
         `fetch`.
@@ -274,7 +274,7 @@ def shards_of(manifest: Manifest, engine: EngineEntry) -> dict[str, int]:
 
 
 def as_json(description: Mapping[str, object]) -> bytes:
-    """A description as bytes of its file."""
+    """The bytes of a description's file."""
     return (json.dumps(description, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -312,8 +312,8 @@ MOST_CODE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class PulledAttachment:
-    """An attachment on disk. description: the document about it, beside it.  signed_by: the trust policy's names of the
-    signers of that document; empty if no signature was required."""
+    """An attachment on disk. description: the document beside it.  signed_by: the signers of that document, as the
+    trust policy names them; empty if no signature was required."""
 
     path: Path
     description: Path

@@ -181,8 +181,8 @@ def open_cache(path: Path, digest: str) -> WarmStart:
 
 
 def use_folder(folder: Path, threads: int | None = None) -> None:
-    """Make `folder` Inductor's cache in this process. threads: that compile; 1 if nothing has to be compiled, because
-    torch starts its pool of processes even then; None is torch's default."""
+    """Make `folder` Inductor's cache in this process. threads: number of compiling threads: 1 if nothing must be
+    compiled, since torch starts its pool of processes even then; None is torch's default."""
     os.environ[FOLDER_VARIABLE] = str(folder)
     _answer_probes(folder / "probes.json")
     if threads:
@@ -242,7 +242,7 @@ def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
 
     entry_point: 'MODULE:FUNCTION', found from the working folder. The function returns the result of torch.compile, as
     the server calls it, and the inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size.
-    Raises InputError if it does not, ModelError if a process fails or the results of the two differ.
+    Raises InputError if it returns others, ModelError if a process fails or the results of the two differ.
     """
     with tempfile.TemporaryDirectory(prefix="enginesmith-start-") as folder:
         cold_times = _start("cold", entry_point, cache, Path(folder))

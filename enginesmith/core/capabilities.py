@@ -58,7 +58,7 @@ class Capabilities:
     hardware.  thread_safe: whether several threads may run one session at once, which proofs and conformance tests try
     with two. If False, only the thread that opened a session runs it.
     rounds_activations: whether products with block-quantized weights round their activations to 8 bits, block by block.
-    shards: whether it compiles graphs whose weights lie in files beside them, as those over 1 GiB do.
+    shards: whether it compiles graphs whose weights are in files beside them, as for graphs over 1 GiB.
     library_entries: the entry functions, one of which a library with custom operators must have; empty if none can be
     loaded.
     options: the names of the options that other code may read or set.

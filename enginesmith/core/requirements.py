@@ -43,7 +43,7 @@ class Format:
 
 @cache
 def acceptor(kind: object) -> Accepts | None:
-    """A function that tests whether data is a value of the type as it is; None if the type needs a conversion."""
+    """A function that tests whether data is a value of a type without conversion; None if the type needs one."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (str, int, bool, None, NoneType):
         plain_type = NoneType if kind is None else kind

@@ -55,8 +55,8 @@ def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[
 
 
 def grown_axes(inputs: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
-    """(input, axis) of each axis that grows with the states -> its size without the growing dims. The size of
-    such an axis is a sum with a dim that no input of the caller has."""
+    """The axes that grow with the states: (input, axis) -> its size without the growing dims. The size of such an axis
+    is a sum with a dim that no input of the caller has."""
     input_dims = {size for spec in inputs for size in spec.shape}
     axis_sizes: dict[tuple[str, int], int | str] = {}
     for spec, axis, sum_dim in list_sums(inputs):
@@ -225,8 +225,8 @@ def parts_folder(model: str, version: str) -> str:
 def order_nodes(
     graphs: Mapping[str, Mapping[str, str]], functions: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
-    """The graphs, in their order, and the functions in the order of execution, each with the sources of its inputs. Of
-    functions in a circle, one comes before a function that it depends on."""
+    """All nodes in the order of execution, each with the sources of its inputs: graphs in their own order, functions
+    before their first user, or last. In a circle of functions, one comes before a function that it depends on."""
     ordered_nodes: dict[str, Mapping[str, str]] = {}
 
     def place(name: str, waiting: tuple[str, ...] = ()) -> None:

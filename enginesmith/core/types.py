@@ -44,7 +44,7 @@ class PrecisionTraits:
     """The properties of a precision. A new precision needs a row of `TRAITS`, and code that writes its graphs
     (`pipeline.quantization.schemes`).
 
-    bits: minimum of a weight in an engine.  error: rank by the expected error: by the significant bits of the
+    bits: minimum size of a weight in an engine.  error: rank by the expected error: by the significant bits of the
     factors; ranges from each input rank before ranges fixed by calibration.
     quantized: whether graphs are written in the backend's scheme.  calibrated: whether that needs measured ranges.
     in_blocks: whether weights have one scale per block.  narrow_floats: whether products are of floats of 8 bits or
@@ -194,8 +194,8 @@ def list_sums(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int, st
 class ShapeProfile:
     """One optimization profile: for each input its (min, opt, max) shapes, in the order of the model's inputs.
 
-    multiples: for each input where one is not 1, the number that the size on each axis must be a multiple of. Compilers
-    do not know this rule; sessions refuse other sizes.
+    multiples: input -> the divisor of the size on each axis, for inputs where one is not 1. Compilers do not know this
+    rule; sessions refuse other sizes.
     """
 
     inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
@@ -204,9 +204,9 @@ class ShapeProfile:
 
 @dataclass(frozen=True)
 class Target:
-    """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
+    """The hardware that an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product.
 
-    name: for a CPU 'cpu', meaning this machine's, or the name of a `hardware.cpu_kinds.CpuKind`.
+    name: for a CPU 'cpu' (this machine's), or the name of a `hardware.cpu_kinds.CpuKind`.
     """
 
     name: str

@@ -69,7 +69,7 @@ def pull_arguments(uri: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A version for a cluster. engine: that will be served.  options: of `pull`, for the URI.
+    """A version for a cluster. engine: the one to serve.  options: of `pull`, for the URI.
 
     image: of the client, by digest; '' if an image contains the model.  car: that image, by digest; '' for a URI.
     registry: where the cluster pulls from.  Raises InputError for images without a digest, and unless exactly one is
@@ -124,7 +124,7 @@ class Deployment:
         }
 
     def _placement(self) -> Json:
-        """Nodes with the compute capability, by the labels of NVIDIA's GPU feature discovery."""
+        """The node selector and tolerations for the compute capability, by labels of NVIDIA's GPU feature discovery."""
         capability = self.machine.compute_capability
         if capability is None:
             return {}

@@ -145,7 +145,7 @@ class ObservationLog(_Log):
         latency: seconds from its arrival to its answer; if `ok` is False any number, or None.
         ok: whether the answer was a good one; False counts as a failed request.
         time_s: its arrival in seconds since the epoch; None: now.
-        request: its name, if the other engine got the same one.
+        request: a name that is equal for the same request to the other engine.
         outputs: only their digest is stored.
         score: quality by your own measure, higher is better.
         size: of the request, in any unit above 0 (tokens, rows): large requests are then compared with large ones.

@@ -84,7 +84,7 @@ class RecordedTraffic:
 
 
 def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
-    """Inputs as JSON, byte for byte. Raises DataError for an array that a traffic file cannot represent."""
+    """Inputs as JSON that preserves every byte. Raises DataError for an array that a traffic file cannot represent."""
     encoded_inputs: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)

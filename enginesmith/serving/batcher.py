@@ -88,8 +88,8 @@ _Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BatchedRequest:
-    """An answered request. bucket: sizes of the other dims in its run.  waited_s: seconds from `submit` until it was
-    taken.  service_s: seconds from there until its batch was answered.  samples: its own.  batch: samples of the batch.
+    """An answered request. bucket: sizes of the other dims in its run.  waited_s: seconds from `submit` to the start of
+    its batch.  service_s: seconds from then to the answer.  samples: its own.  batch: samples of the batch.
     """
 
     bucket: Mapping[str, int]
@@ -101,7 +101,7 @@ class BatchedRequest:
 
 @dataclass(frozen=True)
 class _Join:
-    """How requests of some sizes join others. bucket: sizes of the other dims after padding.  plan: of the padding."""
+    """How requests of the same sizes join a batch. bucket: sizes of other dims after padding.  plan: of the padding."""
 
     bucket: Mapping[str, int]
     plan: PadPlan

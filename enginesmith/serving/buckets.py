@@ -86,7 +86,7 @@ def plan_padding(
     sizes: Mapping[str, int],
     padded: Mapping[str, int],
 ) -> PadPlan:
-    """The plan for requests with the dims `sizes`, which become `padded`. Raises KeyError for a dim without a rule.
+    """The plan that pads requests from `sizes` to the sizes `padded`. Raises KeyError for a dim without a rule.
 
     padding: the value that each dim's inputs are filled up with.
     """

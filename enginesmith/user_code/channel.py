@@ -43,7 +43,7 @@ class _PublishedSource(SourceFileLoader):
 
 
 class PublishedModules:
-    """Finds the modules of files. files: bytes by path below `root`.  folders: of absolute imports, in `root`."""
+    """Finds modules in published files. files: bytes by path below `root`.  folders: of absolute imports, in `root`."""
 
     def __init__(self, root: Path, files: Mapping[str, bytes], folders: tuple[str, ...]) -> None:
         self._root, self._files, self._folders = root, files, folders

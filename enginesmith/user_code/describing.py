@@ -162,7 +162,7 @@ def _by_name(example: object, input_names: Sequence[str]) -> dict[str, "torch.Te
 
 
 def _first_layer(module: "torch.nn.Module") -> tuple[str, tuple[int | str, ...] | None, str]:
-    """dtype and shape of the inputs of the first layer that states them, and that layer's name."""
+    """The dtype and shape of a module's input, from the first layer that determines them, and this layer's name."""
     import torch
 
     nn = torch.nn

@@ -61,7 +61,7 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
 
 
 def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
-    """The reason why a spec's entry point cannot be called, without running it; '' if it can, or may. root, entry,
+    """The reason why a spec's entry point cannot be called, found without running it; '' if it can or may. root, entry,
     module: as for `source_files`."""
     try:
         source_files(root, entry, module)

@@ -1,7 +1,7 @@
-"""Trains the example once, and cuts scikit-learn's handwritten digits into the example's data files.
+"""Trains the example once, and writes its data files from scikit-learn's handwritten digits.
 
 Run `python train.py` in this folder (it needs scikit-learn; a quarter of a minute on one core), and `python train.py
-vit` for the vision transformer (a minute). The result is committed, so that nobody has to. The seed fixes the split and
+vit` for the vision transformer (a minute). The result is committed. The seed fixes the split and
 the training; another machine or version of torch gives weights that differ in the last digits.
 
 Data: the test part of the UCI "Optical Recognition of Handwritten Digits" set, 1797 images of 8x8 with grey values

@@ -19,7 +19,7 @@ class Layer(nn.Module):
         self.widen, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`tokens` is (batch, patches, WIDTH)."""
+        """The layer's output, shaped like `tokens`, (batch, patches, WIDTH)."""
         normal = self.before_attention(tokens)
         query, key, value = (
             linear(normal).unflatten(-1, (HEADS, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value)

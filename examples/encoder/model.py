@@ -24,7 +24,7 @@ class Layer(nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """`hidden` is (batch, sequence, width); `bias` is added to the attention scores."""
+        """The layer's output, shaped like `hidden`, (batch, sequence, width). bias: added to the attention scores."""
         hidden = hidden + self.attend(self.attention_norm(hidden), bias)
         return hidden + self.feed_forward(hidden)
 

@@ -22,7 +22,7 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(WIDTH, eps=1e-12)
 
     def forward(self, hidden: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """`hidden` is (batch, sequence, WIDTH); `bias` is added to the attention scores."""
+        """The layer's output, shaped like `hidden`, (batch, sequence, WIDTH). bias: added to the attention scores."""
         hidden = self.attention_norm(hidden + self.project(self.attend(hidden, bias)))
         return self.output_norm(hidden + self.narrow(nn.functional.gelu(self.widen(hidden))))
 

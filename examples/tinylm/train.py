@@ -1,7 +1,7 @@
-"""Trains the example once, and cuts held-out text into the example's data files.
+"""Trains the example once, and writes its data files from held-out text.
 
-Run `python train.py` in this folder (two minutes on two cores); the result is committed, so that nobody has to. The
-seed fixes all but the last digits, which differ with the machine and with the version of torch.
+Run `python train.py` in this folder (two minutes on two cores); the result is committed. The seed fixes all but the
+last digits, which differ with the machine and with the version of torch.
 
 Text: the topics of Python's own `help()` (`pydoc_data.topics`, PSF licence; those of Python 3.11), 0.4 MB of English.
 """

@@ -1,7 +1,7 @@
 """Trains the example once on synthesized voices, and writes the example's data files.
 
-Run `python train.py` in this folder; the result is committed, so that nobody has to. The seed fixes all but the last
-digits, which differ with the machine and with the version of torch.
+Run `python train.py` in this folder; the result is committed. The seed fixes all but the last digits, which differ with
+the machine and with the version of torch.
 
 A voice is a source-filter synthesis (Klatt, "Software for a cascade/parallel formant synthesizer", 1980): pulses of a
 gliding pitch through three resonances of a vowel, and hissing consonants. It is mixed with other sounds: noises of

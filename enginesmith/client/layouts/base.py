@@ -82,7 +82,7 @@ class Layout(Protocol):
         """The reason why a server of this layout cannot open an engine; None if it can."""
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """Raise InputError for engines that this layout cannot hold together, or not with these options."""
+        """Raise InputError for engines that this layout cannot contain together, or not with its options."""
         ...
 
     def at(self, dest: Path, model: str) -> Place:
@@ -111,7 +111,7 @@ _Facts = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class PlacedFiles:
-    """The files of the served engine when it was placed. served: its name at that place."""
+    """The state of the served engine's files when they were placed. served: the engine's name at that place."""
 
     served: str
     files: tuple[tuple[Path, _Facts], ...]
@@ -197,7 +197,7 @@ class PlainPlace:
         return ""
 
     def description(self) -> Path | None:
-        """The JSON behind the link."""
+        """The JSON description in the folder that the link leads to."""
         return min((self.dest / CURRENT).glob("*.json"), default=None)
 
     def swap(
@@ -212,7 +212,7 @@ class PlainPlace:
             pulled_engine = with_attachments(pulled_engine, store, rankings[0], folder, fetcher)
             previous_name = self._point_to(folder.name)
         os.utime(folder)
-        # The last `keep` of the folders that were served before stay.
+        # Of the folders that were served before, the last `keep` stay.
         folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
         old_folders = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != folder.name]
         old_folders.sort(key=lambda path: (path.name == previous_name, path.stat().st_mtime), reverse=True)

@@ -55,7 +55,7 @@ STAGING = "00"
 WARMUP = "warmup"
 _STEM = "model"
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
-# Version names that are numbers below this are kept; others become numbers from here on, below 2^63.
+# Version names that are numbers below this are kept; other names become numbers from this on, below 2^63.
 _HASHED = 10**18
 
 
@@ -113,7 +113,7 @@ class TritonPlace(SharedFolder):
         return self.dest / self.model
 
     def served(self) -> str:
-        """The version number in our own configuration; '' without one. Raises InputError for another program's."""
+        """The version number in our own configuration; '' without one. Raises InputError for one of another program."""
         return str(next(iter(self._list_served()), ""))
 
     def _list_served(self) -> tuple[int, ...]:

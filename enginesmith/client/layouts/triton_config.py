@@ -56,7 +56,7 @@ class _StoredTensor(Excerpt):
 
 
 def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInput] | None:
-    """The inputs, by name, of the first case of a golden set without an empty input; None if there is no such case, or
+    """The inputs, by name, of a golden set's first case in which no input is empty; None if there is no such case, or
     an input has another type than the engine's. Raises IntegrityError if the file is no golden set."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
@@ -145,9 +145,9 @@ class TritonFile:
 
 @dataclass(frozen=True)
 class DynamicBatching:
-    """Triton's dynamic batching, with its own names. max_batch_size: None for as many samples as the engine takes.
+    """Triton's dynamic batching, with Triton's names. max_batch_size: if None, the most that the engine takes.
 
-    max_queue_delay_s: how long a request waits for others; None is the spec's value, else 0.
+    max_queue_delay_s: seconds that a request waits for others; if None, the spec's value, else 0.
     """
 
     max_batch_size: int | None = None
@@ -175,7 +175,7 @@ class ServingHints(Excerpt):
         return decode(manifest.spec.get("triton", {}), cls, "spec.triton")
 
     def batching(self, options: DynamicBatching | None) -> DynamicBatching | None:
-        """How requests are joined: by the options, else by the spec; None if neither enables it."""
+        """The dynamic batching by the options, else by the spec; None if neither enables it."""
         delay_us = self.max_queue_delay_us
         if options is None and delay_us is None and not self.preferred_batch_sizes:
             return None
@@ -185,12 +185,12 @@ class ServingHints(Excerpt):
 
 
 def label_source(output: str) -> str:
-    """The name of an output's class names among the sources of a manifest."""
+    """The key, among a manifest's sources, of an output's class names."""
     return f"labels {output}"
 
 
 def label_file(number: int, output: str, hints: ServingHints) -> str:
-    """The path of an output's class names in the model's folder: in the version's folder, with the output's number."""
+    """The path of an output's class names below the model's folder: NUMBER/labelsINDEX.txt."""
     return f"{number}/labels{[*hints.labels].index(output)}.txt"
 
 
@@ -260,7 +260,7 @@ def write_config(
 
 
 def _name_version(version: str, *numbers: int) -> dict[str, Fields]:
-    """The fields with the served versions. version: name of the first in the registry."""
+    """The fields with the served versions. version: the registry's name of the first one."""
     parameters = entries({"enginesmith_version": {"string_value": version}})
     return {"version_policy": {"specific": {"versions": list(numbers)}}, "parameters": parameters}
 
@@ -390,7 +390,7 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
 
 
 def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:
-    """Instances on the CPU or on each GPU; a plan's list all of its profiles, else Triton uses only the first."""
+    """Instances on the CPU or on each GPU. Those of a plan list all its profiles, else Triton uses only the first."""
     if entry.hardware.is_cpu:
         return {"kind": Word("KIND_CPU"), "count": count}
     instance_group: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": count}

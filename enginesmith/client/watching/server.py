@@ -47,7 +47,7 @@ def _check_command(line: str, what: str) -> None:
 
 
 def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdout: int = subprocess.PIPE) -> _Ended:
-    """Output of a command line, and why it failed ('' on success). Its processes are killed at the limit."""
+    """The output of a command, and the reason of its failure ('' on success). At the limit its processes are killed."""
     environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
     try:
         process = run_command(shlex.split(line), timeout_s, environment=environment, stdout=stdout)
@@ -73,7 +73,7 @@ def _ask(
 ) -> _Ended:
     """Response of a URL of `_check_url`, and the reason of a failure; '' for a 2xx response.
 
-    data: sends a POST request, whose 2xx response is not read; None sends GET.
+    data: the body of a POST request, whose 2xx response is not read; None: a GET request.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -269,8 +269,8 @@ class ReportUrl:
 
 
 class Reporter:
-    """Reports of one channel by one node. url: of the endpoint; None is the registry.  health: None means healthy after
-    each swap.
+    """Sends one node's reports about one channel. url: of the endpoint; None is the registry.  health: None means
+    healthy after each swap.
 
     say: called if reports cannot be sent.  clock: seconds, for tests.
     grace_s: seconds after a swap within which an unhealthy server counts as starting.
@@ -301,8 +301,8 @@ class Reporter:
         facts: Mapping[str, str],
         error: EnginesmithError | None,
     ) -> None:
-        """Report after a poll of a watcher, if a report is due. channel: the followed state; None if it is unknown, and
-        it is read again.  facts: of the served engine, as for hooks, with `unit` and `machine` as in `NodeReport`;
+        """Report after a poll of a watcher, if a report is due. channel: the followed state; if None (unknown), it is
+        read again.  facts: of the served engine, as for hooks, with `unit` and `machine` as in `NodeReport`;
         empty if none is served. error: of the poll, or None.
 
         locator: reads channels.  reference: the channel.
@@ -413,7 +413,7 @@ class Reporter:
 
 
 def _find_asker(channel: Channel, node: ServingNode) -> str:
-    """The id of the rollout that a node reports to, OUTSIDE, or '' if it is not among those that report."""
+    """The id of the rollout that a node reports to; OUTSIDE without one; '' if the node must not report."""
     name_digest, rollout = digest_of_bytes(node.name.encode()), channel.active_rollout
     if rollout and rollout.serves(node) and is_reporter(name_digest, rollout.reporters_ppm):
         return rollout.id

@@ -127,9 +127,9 @@ class TrustRecheck:
 # unreachable, a version without a compatible engine and a failed download change nothing; they are reported, and tried
 # again. An unchanged channel costs one conditional request.
 #
-# With a trust policy, the served version is checked again at every poll (`TrustRecheck`), since keys are revoked while
-# channels stay. An engine that is no longer trusted is not removed, because a server has it open. This is reported, and
-# a file (`distrusted` in the plain layout) exists as long as it lasts, for readiness probes.
+# With a trust policy, the served version is checked again at every poll (`TrustRecheck`), since keys may be revoked
+# while no channel moves. An engine that is no longer trusted is not removed, because a server has it open. This is
+# reported, and a file (`distrusted` in the plain layout) exists while this lasts, for readiness probes.
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class ChannelWatcher:
         return True
 
     def _ends(self, error: EnginesmithError) -> bool:
-        """Whether an error needs a user, and nothing was served before it."""
+        """Whether an error ends the watcher: only a user can remedy it, and nothing was served before it."""
         is_wrong_input = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
         return is_wrong_input and self.served is None
 

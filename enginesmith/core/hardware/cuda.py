@@ -1,4 +1,4 @@
-"""The calls of the CUDA driver API that running an engine needs, through ctypes, without torch and cuda-python.
+"""The CUDA driver API calls for running an engine, through ctypes, without torch and cuda-python.
 
 libcuda.so.1 comes with the driver, so a machine without it has no usable GPU. Device memory and streams are created in
 each device's primary context, which the CUDA runtime (hence TensorRT) uses too. Function names and attribute numbers:

@@ -156,7 +156,7 @@ def parse_targets(name: str) -> tuple[Target, ...]:
 
 
 def match_targets(name: str, targets: Sequence[Target]) -> list[Target]:
-    """The targets among `targets` that a name means. Without an equal one, those of its generation that include it
+    """The targets among `targets` that a name means. If none is equal, those of its generation that include it
     or that it includes: `sm_75` serves `t4`, and `t4` serves `sm_75`. Raises like `parse_targets`."""
     named_targets = parse_targets(name)
     return [target for target in targets if target in named_targets] or [
@@ -284,7 +284,7 @@ class Machine:
         return tuple(sorted(set(flags) - kind.all_flags)) if kind.has_level(level) else (level,)
 
     def with_installed(self, requires: Iterable[Requirement]) -> "Machine":
-        """This machine with the installed versions of the runtimes in `requires`; another machine unchanged."""
+        """This machine with the installed versions of the runtimes in `requires`; unchanged if it is another one."""
         if not self.here:
             return self
         runtimes = dict(self.runtimes)

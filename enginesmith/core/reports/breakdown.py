@@ -62,7 +62,7 @@ class MemoryTraffic:
     source: 'runtime' if the runtime reported the groups, 'model' if the greedy fusion model computed them.
 
     saved: share of the unfused bytes that fusion avoids; negative if the runtime added conversions.
-    unfused_bytes, fused_bytes: if every node accesses memory, and if only groups do.
+    unfused_bytes, fused_bytes: if each node accesses memory, and if only each group does.
     """
 
     unfused_bytes: int

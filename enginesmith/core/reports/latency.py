@@ -24,7 +24,7 @@ def is_shorter(one: Interval | None, other: Interval | None) -> bool:
 
 
 def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], bool]) -> list[Item]:
-    """The items in a new order: each time, the first item is taken that no remaining item is faster than.
+    """The items in a new order. Each step takes the first item for which no remaining item is faster.
 
     items: the preferred (more accurate) first.  is_faster: whether the first of two is faster (`is_shorter` of their
     intervals).
@@ -233,7 +233,7 @@ class LatencyReport(EngineLatency):
 
 
 def timed_alike(reports: Iterable[EngineLatency]) -> Timed:
-    """The times that engines are compared by: the runtimes' own calls if all these reports have their medians."""
+    """The times by which engines are compared: of the runtimes' own calls if all reports have their medians."""
     all_buckets = [bucket for report in reports for bucket in report.buckets]
     return "runtime" if all(bucket.runtime and bucket.runtime.value for bucket in all_buckets) else "session"
 

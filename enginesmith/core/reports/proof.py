@@ -13,7 +13,7 @@ from enginesmith.core.text import join_first, pluralize
 
 # The drift of a model with state from its reference along sequences, as values. No numpy.
 
-# The case of streams that run side by side: it repeats the steps of the other sequences.
+# The name of the case with streams side by side, which repeats the steps of the other sequences.
 SIDE_BY_SIDE = "sequences side by side"
 
 
@@ -167,7 +167,7 @@ def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-# Proven with generated inputs only: real requests may excite other parts of the model.
+# Proven with generated inputs only: real requests may use other parts of the model.
 ON_RANDOM: Literal["proven on random inputs"] = "proven on random inputs"
 Verdict = Literal["proven", "proven on random inputs", "unproven", "failed"]
 # The verdicts of an engine that ran and passed every check.
@@ -195,7 +195,7 @@ _KEY = object()
 
 @dataclass(frozen=True)
 class PackedArray:
-    """An array as text. dtype: as numpy writes it ('<f4').  data: its bytes by zlib, in base64."""
+    """An array as text. dtype: as numpy writes it ('<f4').  data: its bytes, compressed by zlib, in base64."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -279,7 +279,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: object) -> "Report":
-        """Read what `to_json` wrote. Raises IntegrityError when it is something else."""
+        """The report that `to_json` wrote. Raises IntegrityError for other data."""
         with explain_damage("the report", "validate the engine again"):
             return decode(data, cls)
 
