@@ -358,7 +358,7 @@ _MOUNT["then"] = {
     "required": ["readOnly"],
 }
 _PORT_NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
-# With at least one letter, and no two hyphens side by side.
+# A name with at least one letter, and without two adjacent hyphens.
 _PORT_NAME: Schema = {"type": "string", "maxLength": 15, "pattern": "^([0-9]+-)*[0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$"}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
 _POSITIVE: Schema = {"type": "integer", "minimum": 1}

@@ -1,4 +1,4 @@
-"""Writes all files that are generated for the chart: `make chart`. With `--check` it lists those that are out of date.
+"""Writes the chart's generated files: `make chart`. With `--check` it lists those that are out of date.
 
 files/gpus.yaml         generations and products, from enginesmith/core/hardware/machine.py
 files/defaults.json     values.yaml without values that may be null; the templates refuse null for the others
@@ -68,7 +68,7 @@ def outdated() -> list[str]:
 
 
 def main(check: bool) -> int:
-    """Write all generated files, or with `check` print those that are out of date. Returns the exit code."""
+    """Write the generated files, or with `check` print the outdated ones. Returns the exit code."""
     if check:
         stale = outdated()
         print("\n".join(f"{name}: out of date; run `make chart`" for name in stale) or "everything is up to date")

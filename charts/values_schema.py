@@ -99,7 +99,7 @@ def _catalog() -> Schema:
 
 _AMOUNTS = closed({"cpu": CPU, "memory": BYTES, "ephemeral-storage": BYTES})
 
-# Schema of a value by the last words of its path; the longest match applies.
+# The end of a value's path -> its schema; the longest match applies.
 RULES: dict[str, Schema] = {
     "affinity": ref("affinity"),
     "nodeCache.bytes": SIZE,
@@ -222,7 +222,7 @@ def values_schema(values: Mapping[str, Any]) -> Schema:
     """The schema of a chart's values. Raises TypeError for a default that does not show which values are allowed."""
     schema = _object(values, ())
     schema["properties"]["gpuGroups"] = {"type": "array", "items": _group(schema["properties"]["gpuGroupDefaults"])}
-    # Helm adds it for a chart that is a dependency of another one.
+    # Helm adds this key to a chart that is a dependency of another.
     schema["properties"]["global"] = OPEN
     title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginesmith chart"}
     resources = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})

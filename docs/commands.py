@@ -18,7 +18,7 @@ Generated from the command line by `make docs`; do not edit. `enginesmith COMMAN
 
 
 def markdown() -> str:
-    """The whole page."""
+    """The page as Markdown."""
     context = click.Context(enginesmith, info_name="enginesmith", terminal_width=WIDTH, max_content_width=WIDTH)
     rows = [record for option in GLOBAL_OPTIONS if (record := option.get_help_record(context))]
     parts = [

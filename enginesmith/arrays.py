@@ -29,7 +29,7 @@ from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, list_sums,
 Array = np.ndarray
 # The number of shape combinations that a session stores, so that its table does not grow with every new size.
 MOST_ACCEPTED = 256
-# Exceptions for damaged files; the last four, because numpy parses headers as Python literals.
+# Exceptions for damaged files. numpy raises the last four: it parses headers as Python literals.
 _UNREADABLE = (*DAMAGED, SyntaxError, TypeError, MemoryError, tokenize.TokenError)
 
 

@@ -179,9 +179,9 @@ class EnsembleGraph:
 def call_rows(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
 ) -> range | None:
-    """The numbers of rows that a call of a graph takes; None unless axis 0 is the same dim in all inputs and has no
-    fixed size in an output. A graph without profiles takes any number, and gets at most `MOST_ROWS`. The number is 1 if
-    axis 0 of all inputs and outputs has size 1."""
+    """The numbers of rows that one call of a graph takes: 1 if axis 0 of all inputs and outputs has size 1, else those
+    of the profiles; without profiles, up to `MOST_ROWS`. None unless axis 0 is the same dim in all inputs and has no
+    fixed size in an output."""
     leading_sizes = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     if outputs and leading_sizes | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
         return range(1, 2)
@@ -320,7 +320,7 @@ class Ensemble(Session):
         return self.step(inputs, (), {})[0]
 
     def streams(self) -> EnsembleStreams:
-        """New streams over the ensemble, before their first call."""
+        """New streams over the ensemble."""
         return EnsembleStreams(self.step, self.inputs, self.states, self.ends)
 
     def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:

@@ -1,4 +1,4 @@
-"""Generates tokens from prompts with a decoder that has state: step by step, greedy or sampled.
+"""Generates tokens from prompts with a decoder with state, greedy or sampled.
 
 >>> import numpy as np
 >>> from enginesmith.core.types import TensorSpec
@@ -90,7 +90,7 @@ class Decoder:
 
     @property
     def bound(self) -> "CacheBound | None":
-        """The bound of the cache that is full first, among initially empty and fixed-size caches."""
+        """The limit of the cache that fills first, among initially empty and fixed-size ones; None without one."""
         bounds = [
             CacheBound(max_size + 2, f"{dim}={max_size} at most", f"build with a larger dims.{dim}.max")
             for dim, (min_size, max_size) in self.ends.items()
@@ -356,7 +356,7 @@ class Generator:
         return answers
 
     def stream(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
-        """Yield (number of the prompt, token) for each token when it is drawn.
+        """Yield (number of the prompt, token) for each drawn token.
 
         An answer does not depend on the other prompts, except for rounding in the engine's sums. Prompts may have
         different lengths: shorter ones are answered while the others are read. More prompts than the engine takes rows

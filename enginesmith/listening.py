@@ -42,7 +42,7 @@ _GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Limits of a server. body_bytes: of a request.  connections: at once; more are closed.  threads: that answer.
+    """Limits of a server. body_bytes: of a request.  connections: at once; more are closed.  threads: for answers.
 
     idle_s: seconds until a connection sends the next header.  read_s, send_s: for the body, and the answer.
     """
@@ -199,7 +199,7 @@ class HttpServer:
             return await self._send(request, _plain(408, "the body did not come in time"), closes=True)
         except web.HTTPRequestEntityTooLarge:
             return await self._send(request, self._too_large, closes=True)
-        except Exception:  # cut off, or invalid HTTP chunks
+        except Exception:  # a body that is cut off, or has invalid chunks
             return await self._send(request, _plain(400, "the body is broken"), closes=True)
         http_request = HttpRequest(request.method, request.raw_path, request.headers, body)
         answer = await asyncio.get_running_loop().run_in_executor(pool, self._call, http_request)
@@ -241,7 +241,7 @@ class HttpServer:
         transport = request.transport
         try:
             if isinstance(transport, asyncio.WriteTransport):
-                transport.set_write_buffer_limits(high=0)  # `write_eof` then waits until the kernel has all
+                transport.set_write_buffer_limits(high=0)  # `write_eof` then waits until the kernel has all bytes
             async with asyncio.timeout(self._limits.send_s):
                 await response.prepare(request)
                 await response.write_eof()
@@ -261,7 +261,7 @@ class _Refused(asyncio.Protocol):
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # it has ended meanwhile
+    with suppress(RuntimeError):  # the loop has ended meanwhile
         loop.call_soon_threadsafe(stop.set)
 
 

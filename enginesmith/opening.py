@@ -24,8 +24,8 @@ _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
-    """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
-    one, its file, or the JSON beside it.
+    """Open an engine of ONNX Runtime; return a function that runs it once on all of its inputs, by name, on the CPU.
+    engine: a pulled engine, its file, or the JSON beside it.
 
     The function raises DataError for inputs of sizes that the engine was not built and proven for.
 
@@ -66,5 +66,5 @@ def open_session(model: bytes, folder: Path, options: Untyped) -> Untyped:
 
     options.add_session_config_entry(_SHARDS_FOLDER, str(folder))
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    session._model_bytes = None  # otherwise the session keeps them in memory, to open them again for other providers
+    session._model_bytes = None  # otherwise the bytes stay in memory, to be opened for other providers
     return session

@@ -2,7 +2,7 @@
 
 A team's packages come first in its own processes: its server, its scripts, and the process of its entry points. The
 command line and the processes of its jobs run no code of a team, so Enginesmith's own come first there, for any
-PYTHONPATH. `python -m enginesmith.rooms MODULE ...` runs a module of these packages in this way.
+PYTHONPATH. `python -m enginesmith.rooms MODULE ...` runs such a module of these packages.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ class FindIn:
         self._folders = folders
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """The spec of such a package; None for any other, and if the folders do not contain it."""
+        """The spec of a package of `ROOMS`; None for any other, and if the folders do not contain it."""
         return PathFinder.find_spec(name, self._folders) if name in ROOMS else None
 
 

@@ -74,7 +74,7 @@ def main(registry: str, traffic: str, server: str) -> None:
             for number, images in enumerate(requests()):
                 inputs = {"image": images}
                 recorder.append(inputs, number / PER_SECOND)
-                with suppress(DataError):  # a server says so to its client
+                with suppress(DataError):  # a real server would tell its client
                     router.run(inputs)
                 counts = router.counts()
                 if counts.requests % WINDOW:

@@ -70,9 +70,9 @@ class Requests(BaseHTTPRequestHandler):
             if self.path == "/reload":
                 self.server.reload()
                 return self._answer(200, {})
-            served_requests = self.server.served  # once: a swap while this request runs changes nothing for it
+            served_requests = self.server.served  # once: a swap during this request does not change it
             return self._answer(200, answer(served_requests, json.loads(body)))
-        except Exception as error:  # of a request, or of an engine that cannot be opened: the server goes on
+        except Exception as error:  # of a request or of opening an engine: the server continues
             return self._answer(400, {"error": f"{type(error).__name__}: {error}"})
 
     def _answer(self, status: int, found: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Requests(BaseHTTPRequestHandler):
 
 def open_served(current: Path) -> Served:
     """Open the engine behind the link, and run it once, so that no request waits for its first run."""
-    folder = current.resolve()  # once: from here on it is this folder, wherever the link goes
+    folder = current.resolve()  # once: later changes of the link do not matter
     path = next(folder.glob("*.json"))
     described_document = json.loads(path.read_bytes())
     run = enginesmith.open_onnx(path)

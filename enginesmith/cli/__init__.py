@@ -21,7 +21,7 @@ from enginesmith.core.errors import EnginesmithError, InputError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS
 
-# Each command's place, as MODULE:FUNCTION, and its description.
+# Command -> its function, as MODULE:FUNCTION, and its description.
 Table = Mapping[str, tuple[str, str]]
 
 SECTIONS: Mapping[str, Table] = {
@@ -108,7 +108,7 @@ GROUPS: Mapping[str, Table] = {
 # KServe calls this command; help does not list it.
 HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull the engines of KServe's storage URIs.")}
 
-# The key, in the root context, of the full name of the command, such as 'registry gc'.
+# The root context's key of the command's full name, such as 'registry gc'.
 _COMMAND = "command"
 
 
@@ -151,7 +151,7 @@ class LazyGroup(Group):
         return name, command, other_args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands and options; those of the root by section, with the global options."""
+        """List the commands; for the root by section, and with the global options."""
         if ctx.parent:
             super().format_options(ctx, formatter)
             return
@@ -207,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
     prepare_streams()
     if arguments is None:
-        # Otherwise the interpreter collects garbage before it ends, an eighth of the time of a cached build.
+        # Otherwise the interpreter collects garbage at exit, which takes an eighth of the time of a cached build.
         atexit.register(gc.freeze)
-        # Imports create objects that stay; collections at every 700 of them are a twentieth of the time of a plan.
+        # Imports create objects that stay; a collection after every 700 takes a twentieth of the time of `plan`.
         gc.set_threshold(10_000, 20, 20)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = 0

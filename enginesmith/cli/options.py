@@ -175,7 +175,7 @@ _TYPED = "typed"
 
 
 def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
-    """Store a global option's value. A default does not replace a value that an earlier part of the line set."""
+    """Store a global option's value, but no default over an earlier value."""
     settings = ctx.ensure_object(dict)
     is_typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
     if is_typed or option.name not in settings:
@@ -227,7 +227,7 @@ GLOBAL_OPTIONS = (
         help="Format of the messages on stderr; json: one object per line.",
     ),
 )
-# Options that a command without a use for them refuses instead of ignoring them, and the remedy.
+# Options that a command refuses if it has no use for them, and the remedy.
 _REFUSED = {
     "as_json": "prints no JSON: leave out --json",
     "trust": "takes no --trust: leave it out, or set ENGINESMITH_TRUST_POLICY, which holds wherever engines are read",

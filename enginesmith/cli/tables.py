@@ -75,7 +75,7 @@ _LONGEST_BRACKET = 40
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Write a line on stdout (err: on stderr), with visible control characters."""
+    """Write a line on stdout (err: on stderr), with control characters as visible escapes."""
     click.echo(visible(text), err=err, nl=nl)
 
 
@@ -122,7 +122,7 @@ def print_table(
     text = console_output.get()
     if not console.is_terminal:
         text = "\n".join(line.rstrip() for line in text.split("\n"))
-    click.echo(text, nl=False, color=console.is_terminal or None)  # a terminal because of FORCE_COLOR, too
+    click.echo(text, nl=False, color=console.is_terminal or None)  # FORCE_COLOR also makes it a terminal
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:

@@ -48,7 +48,7 @@ def warn(text: str) -> None:
 
 @dataclass(frozen=True)
 class Client:
-    """A registry, and the settings for downloads from it to this machine.
+    """A registry, and settings for downloads from it.
 
     registry: a path, file://, s3://, gs://, az:// or http:// URI, or several with commas, read from the first that
     answers (`enginesmith.registry.store.nearest`); opened on first use.  say: called when one of several places stops

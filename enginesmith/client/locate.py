@@ -58,7 +58,7 @@ class DocumentMemory:
         self.documents[file_name] = new_tag, content
         if self.folder is not None:
             new_path = self.folder / f".{secrets.token_hex(8)}"
-            with suppress(OSError, UnicodeDecodeError):  # the next request has no condition
+            with suppress(OSError, UnicodeDecodeError):  # then the next process sends no condition
                 make_folder(self.folder)
                 new_path.write_text(json.dumps([new_tag, content.decode()]))
                 new_path.replace(self.folder / file_name)

@@ -230,7 +230,7 @@ def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[Rejec
         return "precision", f"precision {entry.precision}, not {policy.precision}"
     if not entry.usable:
         return "not built", f"{entry.status}: {entry.reason}"
-    if unmet_findings:  # before a missing proof: it cannot be proven there
+    if unmet_findings:  # before a missing proof: the engine cannot run there
         return "unmet", unmet_findings[0].words
     if policy.proven_only and entry.status != "proven":
         return "unproven", f"{entry.status}, and only proven engines may be used: {entry.reason}"
@@ -327,8 +327,8 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
-    """The first candidate's advantages over those of equal fit and status, as text: how much slower they are, or that
-    they are less accurate; None without any."""
+    """The first candidate's advantages over those of equal fit and status, as text: faster, or more accurate; None
+    without any."""
     leader = candidates[0]
     peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (leader.fit, leader.entry.status)]
     speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(leader.speed, peer.speed)}

@@ -133,8 +133,8 @@ def _check(kind: str, name: str) -> str:
 
 
 def inside(text: str) -> str:
-    """Normalize a relative path: without './' and '//'. Raises ValueError if it names no file below its folder, or has
-    a backslash or a control character."""
+    """A relative path without './' and '//'. Raises ValueError if the path names no file below its folder, or has a
+    backslash or a control character."""
     path = PurePosixPath(text)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or not text.isprintable():
         raise ValueError("must be a relative path inside the spec's folder, without '..'")

@@ -193,7 +193,7 @@ class Instructions(_Strict):
 
 @dataclass(frozen=True)
 class Runtime:
-    """A library that opens the engine, and the versions that can.
+    """A library that opens the engine, and its versions that can open it.
 
     name: of the installed distribution, as in `Machine.runtimes`.  packages: other distributions with the same version.
     version: the one that built the engine; '' if not recorded.  loads: ranges [first, below) of other versions that
@@ -323,7 +323,7 @@ class Unknown(_Strict):
 
     @classmethod
     def decode_json(cls, data: Mapping[str, Any]) -> "Unknown":
-        """The requirement in a JSON object that has a kind."""
+        """The unknown requirement in a JSON object, which has a `kind`."""
         return cls(data["kind"], canonical_json(data).decode())
 
 

@@ -187,8 +187,8 @@ class _Wiring(Excerpt):
 
 
 def read_functions(spec: Mapping[str, object], sources: Mapping[str, str]) -> list[EnsembleFunction]:
-    """The functions of a version. spec, sources: of its manifest. Raises Malformed for a function whose file is not
-    among the sources."""
+    """The functions of a version, from its manifest's spec and sources. Raises Malformed for a function whose file is
+    not among the sources."""
     wiring = decode(spec, _Wiring, "spec")
     return [_make_function(name, function, wiring.connections, sources) for name, function in wiring.functions.items()]
 
@@ -254,7 +254,7 @@ def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
 
 
 def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """The inputs of the ensemble, in order, each with the (graph, input) pairs that use it. wiring: of the graphs."""
+    """The inputs of the ensemble, in order, each with the (graph, input) pairs that use it. wiring: input sources."""
     consumers: dict[str, list[tuple[str, str]]] = {}
     earlier_graphs: list[str] = []
     for graph, inputs in wiring.items():

@@ -50,7 +50,7 @@ def run_command(
         output = _read_output(process, time.monotonic() + timeout_s, timeout_s)
     except BaseException:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so this is its group
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
         process.wait()
         raise
     finally:
@@ -102,7 +102,7 @@ def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None)
 
 
 def join_first(items: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
-    """'a, b and 3 more': the first `limit` items and the number of the others. With '; ' it is 'a; b; and 3 more'."""
+    """The first `limit` items and the number of the others: 'a, b and 3 more', or with '; ' 'a; b; and 3 more'."""
     text, remaining_count = separator.join(items[:limit]), len(items) - limit
     return f"{text}{separator.rstrip(', ')} and {remaining_count} more" if remaining_count > 0 else text
 

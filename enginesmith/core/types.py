@@ -44,8 +44,8 @@ class PrecisionTraits:
     """The properties of a precision. A new precision needs a row of `TRAITS`, and code that writes its graphs
     (`pipeline.quantization.schemes`).
 
-    bits: minimum size of a weight in an engine.  error: rank by the expected error: by the significant bits of the
-    factors; ranges from each input rank before ranges fixed by calibration.
+    bits: minimum size of a weight in an engine.  error: rank by expected error: first by the significant bits of the
+    factors, then ranges from each input before calibrated ranges.
     quantized: whether graphs are written in the backend's scheme.  calibrated: whether that needs measured ranges.
     in_blocks: whether weights have one scale per block.  narrow_floats: whether products are of floats of 8 bits or
     fewer, which no CPU multiplies.

@@ -109,7 +109,7 @@ def export_oci(
 
 
 def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
-    """The annotations by which an engine's image is chosen: strings by name, as the format requires."""
+    """The annotations, name -> string, by which an engine's image can be chosen."""
     capability = entry.compute_capability
     annotations = {
         "target": entry.target,

@@ -64,7 +64,7 @@ class JsonLinesReader:
         try:
             record = json.loads(line, parse_constant=parsing.refuse_constant, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
-            is_wrong_value = type(error) is ValueError  # of an existing key or number, whatever the end of the line
+            is_wrong_value = type(error) is ValueError  # a wrong key or number, even in half a line
             if not line.endswith(b"\n") and not is_wrong_value:  # its writer was killed
                 self.cut = True
                 return None

@@ -31,7 +31,7 @@ OBSERVATIONS = "enginesmith-observations"
 END = "enginesmith-end"
 IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "backend")
 MOST_BYTES = 1 << 30
-# The maximum number of observations in a file: these are held in memory.
+# The maximum number of observations in a file: all are read into memory.
 MOST_OBSERVATIONS = 5_000_000
 # Maximum seconds (30 years) and score: larger values are no measurements, and their squares may overflow.
 MOST_LATENCY, MOST_SCORE = 1e9, 1e30

@@ -181,7 +181,7 @@ class Batcher(SelfClosing):
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if current_thread() is not self._worker:  # in which a callback may close its owner
+        if current_thread() is not self._worker:  # a callback in it may close the batcher
             self._worker.join()
 
     def _make_join(self, key: _Key, sizes: Mapping[str, int]) -> _Join:
@@ -220,7 +220,7 @@ class Batcher(SelfClosing):
                 waiting_requests += queue_batch[1]
         for request in waiting_requests:
             if not request.future.done():
-                with suppress(BaseException):  # from a callback of the future
+                with suppress(BaseException):  # errors of the future's callbacks
                     request.future.set_exception(EnginesmithError(self._ended))
 
     def _take(self) -> list[_Waiting] | None:
@@ -278,7 +278,7 @@ class Batcher(SelfClosing):
             if self._record is not None:
                 try:
                     self._record(record)
-                except Exception as error:  # an error of the caller, whose requests continue
+                except Exception as error:  # an error in the caller's function: requests continue
                     with suppress(UserWarning):  # if warnings are errors
                         warnings.warn(f"record of a batcher raised {describe_error(error)}", stacklevel=2)
 

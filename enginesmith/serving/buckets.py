@@ -338,7 +338,7 @@ def measured_seconds(
         try:
             elements = sum(math.prod(spec.at(bucket.sizes)) for spec in inputs)
         except KeyError:
-            continue  # from a model with other dims
+            continue  # the report is of a model with other dims
         if (interval := bucket.interval(timed)) is None:
             return None
         intervals[elements] = interval

@@ -134,7 +134,7 @@ REASON_CHARACTERS = 500
 
 
 def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any], module: str = "") -> Any:
-    """Import `file`, in the folder `root`, and call its function with keyword arguments; inside `importing_from`.
+    """Import `file`, below `root`, and call its function with keyword arguments. Use it inside `importing_from`.
 
     module: the file's dotted name, if it is imported by this name. Raises ModelError with file and line if the file or
     the function is missing, is not Python or raises.
@@ -154,7 +154,7 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
 
 
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
-    """Import a file and return its function; inside `importing_from`.
+    """Import a file and return its function. Use it inside `importing_from`.
 
     Raises ModelError if there is none, and errors of the import.
     """
@@ -173,7 +173,7 @@ def _check_call(callee: Callable[..., Any], where: str, arguments: Mapping[str, 
         raise ModelError(f"{where} is a model, not a function; write a function that returns it, and name that")
     try:
         parameters = inspect.signature(callee)
-    except (ValueError, TypeError):  # written in C
+    except (ValueError, TypeError):  # functions written in C
         return
     try:
         parameters.bind(**arguments)

@@ -145,7 +145,7 @@ class TorchProgram:
         with ExitStack() as exit_stack:
             if self.kind == "pt2":
                 program = from_pt2(self.root / self.file, self.inputs)
-            else:  # its code may import its local modules while it is used
+            else:  # the model may import its local modules in calls, too
                 exit_stack.enter_context(importing_from(self.root, self.file, self.module))
                 program = self._capture_module()
             channel.send(Captured(program.outputs, program.notes))

@@ -84,7 +84,7 @@ def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], wei
 
 
 def name_fields(result: Any) -> Any:
-    """The fields of a dataclass, except None, as a dict: torch.export finds no tensors in one. Others are unchanged."""
+    """The fields of a dataclass, in which torch.export finds no tensors, as a dict without None; else the value."""
     if not is_dataclass(result):
         return result
     field_values = ((field.name, getattr(result, field.name)) for field in fields(result))

@@ -15,7 +15,7 @@ TEXT = """<ir_version: 10, opset_import: ["": 20, "example": 1]> cube (float[bat
 
 
 def main() -> None:
-    """Write them beside this file; needs g++."""
+    """Write model, data and library beside this file; needs g++."""
     rng = np.random.default_rng(0)
     np.savez(HERE / "golden.npz", x=rng.standard_normal((16, 4)).astype(np.float32))
     model = parser.parse_model(TEXT)

@@ -27,7 +27,7 @@ def phrases() -> list[bytes]:
 
 
 def encoded(texts: list[bytes]) -> dict[str, np.ndarray]:
-    """input_ids and attention_mask, int64 (len(texts), LENGTH)."""
+    """The arrays input_ids and attention_mask of texts, int64 (len(texts), LENGTH)."""
     ids = np.full((len(texts), LENGTH), PADDING, np.int64)
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = np.frombuffer(text, np.uint8).astype(np.int64) + 1

@@ -35,7 +35,7 @@ class Layer(nn.Module):
         return self.project((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
     def split(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to (batch, heads, sequence, width / heads)."""
+        """Reshape (batch, sequence, width) to (batch, heads, sequence, width / heads)."""
         return hidden.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 

@@ -50,7 +50,7 @@ def renamed(name: str) -> str:
 
 
 def encoded(texts: list[str], folder: Path) -> dict[str, np.ndarray]:
-    """input_ids and attention_mask, int64 (len(texts), LENGTH), by the model's own tokenizer."""
+    """The model's own token ids and masks of texts, int64 (len(texts), LENGTH)."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

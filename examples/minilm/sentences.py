@@ -99,7 +99,7 @@ def sentences(part: str, written: int, documented: int) -> list[str]:
     sections: dict[str, None] = {}
     while len(sections) < written:
         text = _held_out(text_rng) if part == "held_out" else _written(text_rng)
-        if part == "held_out" or sum(map(ord, text)) % 2 == part_index:  # a sentence of the first grammar has one part
+        if part == "held_out" or sum(map(ord, text)) % 2 == part_index:  # each first-grammar sentence has one part
             sections[text] = None
     mixed_sections = [*sections, *chosen]
     return [mixed_sections[i] for i in text_rng.permutation(len(mixed_sections))]

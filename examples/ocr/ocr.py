@@ -1,4 +1,4 @@
-"""The functions between the three graphs: a picture for the detector, lines cut out and turned, and characters.
+"""The functions between the three graphs: they prepare a picture, cut out and turn its lines, and spell the text.
 
 The constants are those that the models were trained with (PaddleOCR, ppocr/data/imaug and ppocr/postprocess).
 """
@@ -16,14 +16,14 @@ SURE = 0.9
 
 
 def prepare(image):
-    """uint8 [height, width, 3] as the detector takes it: float32 [1, 3, height, width]."""
+    """A picture, uint8 [height, width, 3], as the detector's input: float32 [1, 3, height, width]."""
     scaled_image = (image.astype(np.float32) / 255 - MEAN) / SPREAD
     return {"x": scaled_image.transpose(2, 0, 1)[None]}
 
 
 def crop(image, marks):
-    """The lines of a picture, from the detector's map [1, 1, height, width]: as pictures of one size for the classifier
-    and the recogniser, and their boxes (top, left, bottom, right)."""
+    """The lines of text that the detector's map [1, 1, height, width] marks in a picture: pictures of one size for the
+    classifier and one for the recogniser, and boxes (top, left, bottom, right)."""
     boxes = np.array(list(_lines(marks[0, 0] > MARKED)), np.int64).reshape(-1, 4)
     parts = [image[top:bottom, left_edge:right_edge] for top, left_edge, bottom, right_edge in boxes]
     return {"x": _fit(parts, WIDTH), "small": _fit(parts, SMALL), "boxes": boxes}
@@ -33,7 +33,7 @@ def turn(x, upside_down):
     """The lines, turned where the classifier is sure that they are upside down."""
     turned_boxes = x.copy()
     for row in np.flatnonzero(upside_down[:, 1] > SURE):
-        width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # behind it is padding
+        width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # then padding begins
         turned_boxes[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
     return {"x": turned_boxes}
 

@@ -7,7 +7,7 @@ from torch import nn
 
 VOCABULARY = 256  # the bytes
 LAYERS = 3  # each with a cache, which the spec names
-CONTEXT = 128  # bytes that it is trained on at once
+CONTEXT = 128  # bytes of a training sequence
 PLACES = 192  # positions that a byte may have: after 127 in the caches, one of 64 that are read
 
 Turn = tuple[torch.Tensor, torch.Tensor]
@@ -42,7 +42,7 @@ class Block(nn.Module):
         return hidden + self.feed_forward(hidden), cache
 
     def split(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(batch, sequence, width) to (batch, heads, sequence, width / heads)."""
+        """Reshape (batch, sequence, width) to (batch, heads, sequence, width / heads)."""
         return hidden.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -54,7 +54,7 @@ def rotate(vectors: torch.Tensor, turn: Turn) -> torch.Tensor:
 
 
 class Decoder(nn.Module):
-    """Bytes to the logits of the next byte. A byte's position counts the bytes before it."""
+    """Bytes to the logits of the next byte. A byte's position is the number of bytes before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class Decoder(nn.Module):
     def forward(
         self, ids: torch.Tensor, past0: torch.Tensor, past1: torch.Tensor, past2: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """One step. ids: int64 (batch, tokens).  past: a cache for each block.  Logits (batch, tokens, 256), and the
-        caches."""
+        """Run one step. ids: int64 (batch, tokens).  past: a cache for each block. Returns logits (batch, tokens, 256)
+        and the caches."""
         logits, caches = self.read(ids, (past0, past1, past2))
         return logits, *caches
 

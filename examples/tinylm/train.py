@@ -62,7 +62,7 @@ def train(text: torch.Tensor) -> nn.Module:
         schedule.step()
         if step % 100 == 0:
             print(f"step {step}: {loss.item():.3f} nats a byte", flush=True)
-    return model.half().float().eval()  # as they are stored
+    return model.half().float().eval()  # rounded like the stored weights
 
 
 def nats_per_byte(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def listen(sounds: np.ndarray, streams: enginesmith.Streams) -> np.ndarray:
 
 
 def spans(heard: np.ndarray) -> Iterator[str]:
-    """'0.42 to 1.30 s' for each run of true frames, bool (frames)."""
+    """Yield '0.42 to 1.30 s' for each run of true frames. heard: bool (frames)."""
     edges = np.flatnonzero(np.diff(heard, prepend=False, append=False))
     for begin, end in edges.reshape(-1, 2):
         yield f"{begin * FRAME_S:.2f} to {end * FRAME_S:.2f} s"

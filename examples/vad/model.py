@@ -1,5 +1,4 @@
-"""A small voice detector for 20 ms of sound per call; its two states are outputs, and inputs of the next
-call."""
+"""A small voice detector for 20 ms of sound per call; its two states are outputs and the next call's inputs."""
 
 import math
 

@@ -16,7 +16,7 @@ _OTHER_BASE = re.compile("0[xX]([0-9a-fA-F]+)|0([0-7]+)")
 # A number of at least 1,000 characters, in any base; Python refuses numbers of more than 4,300 digits.
 _LONG_NUMBER = re.compile(r"\d[\da-fA-FxX]{999,}")
 _CLOSING = {"{": "}", "<": ">"}
-# In quotes: a byte in octal or hexadecimal, or a letter.
+# An escape: a byte in octal or hexadecimal, or a letter.
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
 _CONTROLS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 

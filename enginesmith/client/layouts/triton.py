@@ -69,7 +69,7 @@ def triton_version(version: str) -> int:
 
 @dataclass(frozen=True)
 class Triton:
-    """A model repository. batching: None for no dynamic batching.  warmup: whether Triton first runs golden inputs."""
+    """Triton's model repository. batching: None for no batching.  warmup: whether Triton first runs golden inputs."""
 
     several: ClassVar[bool] = True
     remedy: ClassVar[str] = triton_config.REMEDY
@@ -88,7 +88,7 @@ class Triton:
                 f"{manifest.reference} has the function {functions[0].name!r} between its graphs, and Triton would not "
                 "call it; pull without --layout, and serve it with enginesmith.Ensemble"
             )
-        if manifest.graphs:  # each is checked when it is written
+        if manifest.graphs:  # each graph is checked when it is written
             return
         files = [triton_config.TritonFile(entry, triton_config.file_suffix(entry)) for entry in entries]
         triton_config.write_config(
@@ -197,7 +197,7 @@ class TritonPlace(SharedFolder):
             beside = tuple(number for number in numbers if number != triton_version(graph.version))
             replace(place, beside=beside).swap(store, graph_version, graph_rankings, fetcher, max(keep, 1))
             configs.append((graph, parse((place.root / CONFIG).read_text(encoding="utf-8"))))
-            # A state is an input and an output, which the client passes on.
+            # A state is an output that the client passes on as an input.
             outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_manifest.spec)}
         config = triton_config.write_ensemble(self.model, version_number, manifest.version, configs, outputs)
         path = self.root / str(version_number) / f"{_STEM}.json"
@@ -230,7 +230,7 @@ class TritonPlace(SharedFolder):
             for path in (self.root / STAGING, self.root / WARMUP / str(number), *own_folders):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (self.root / WARMUP, self.root):
-                with suppress(OSError):  # it contains other files
+                with suppress(OSError):  # the folder contains other files
                     path.rmdir()
             raise
 

@@ -24,7 +24,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 # tensors' bytes, row-major and little-endian, as Triton expects them in `warmup/` files. So nothing is decoded here,
 # and numpy is not needed.
 
-# The largest golden set that is read for warm-up, in bytes: it is read whole, because its digest covers all bytes.
+# The largest golden set that is read for warm-up, in bytes. A set is read whole, because its digest covers all bytes.
 MOST_BYTES = 64 << 20
 _MOST_HEADER = 16 << 20
 # Safetensors' names of the types in golden sets.
@@ -196,7 +196,7 @@ def label_file(number: int, output: str, hints: ServingHints) -> str:
 
 def find_unservable(entry: EngineEntry) -> str | None:
     """The reason why Triton cannot serve an engine; None if it can."""
-    if entry.backend not in {*_OPENED_BY, ENSEMBLE}:  # of an ensemble the graphs decide
+    if entry.backend not in {*_OPENED_BY, ENSEMBLE}:  # an ensemble's graphs are checked instead
         return f"Triton does not load {entry.backend} engines; it loads engines of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
         return "its file has no weights, and Triton does not add them"

@@ -61,7 +61,7 @@ def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdou
 def _check_url(url: str, what: str) -> None:
     try:
         parts = urlsplit(url)
-        is_named = bool(parts.hostname) and parts.port != 0  # for a wrong port, ValueError
+        is_named = bool(parts.hostname) and parts.port != 0  # ValueError for a wrong port
     except ValueError:
         is_named = False
     if not is_named or parts.scheme not in ("http", "https"):

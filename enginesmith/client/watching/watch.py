@@ -95,7 +95,7 @@ class TrustRecheck:
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
-        """The manifest, from the registry, of the served version."""
+        """The served version's manifest, read from the registry."""
         folder = self._place.file("lock").parent
         with reachable(f"reading {folder}"):
             path = self._place.description()
@@ -354,7 +354,7 @@ class ChannelWatcher:
         write_whole(marker_path, swap.identity.encode())
 
     def alone(self) -> AbstractContextManager[None]:
-        """Hold the place's lock; only one process writes there. Raises UnavailableError if another one holds it."""
+        """Hold the place's lock, so that only one process writes there. Raises UnavailableError if another holds it."""
         return hold(self._place)
 
 
@@ -406,7 +406,7 @@ class GroupWatcher:
         return all(successes)
 
     def _alone(self) -> ExitStack:
-        """Hold the places' locks; only one process writes there. Raises UnavailableError if another one holds one."""
+        """Hold all places' locks, so that only one process writes. Raises UnavailableError if another holds one."""
         with ExitStack() as exit_stack:
             for watcher in self._watchers:
                 exit_stack.enter_context(watcher.alone())

@@ -1,4 +1,4 @@
-"""The times of one run by node and limit, and the quantization record of a graph, as values."""
+"""The times of one run, by node and by limiting resource, and the quantization record of a graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

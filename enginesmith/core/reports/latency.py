@@ -138,8 +138,8 @@ class BucketLatency:
     runtime: the median of the runtime's own call, without the Python code of `Session.run`; None if the session does
     not report it. process_medians_s: one median per process, of the runtime's call if known.
     first_s: the first run at this size, not counted in `runs`; median over processes.  discarded: number of warm-up
-    runs left out.  steady: whether the other runs were steady in every process.  memory_bytes: peak memory minus that
-    before the engine was loaded; over all buckets so far, in rising order.  device_bytes: memory in use on the engine's
+    runs left out.  steady: whether the other runs were steady in every process.  memory_bytes: peak memory over all
+    buckets so far, in rising order, minus memory before loading.  device_bytes: memory in use on the engine's
     own device, by all processes; None without a device. device_s: median seconds of a run on the device, by its own
     events; None if unknown.  median_s: from the quantiles; with too few runs, from the curve.
     items_per_s: of one stream, by the median: runs that the machine delayed only affect the tail.

@@ -258,7 +258,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of checks that passed and that failed; where some measured nothing, `not_measured` too."""
+        """The numbers of `passed` and `failed` checks, and of `not_measured` ones if there are any."""
         failed_count, unmeasured_count = len(self.failed), len(find_unmeasured(self.checks))
         counts_by_result = {"passed": len(self.checks) - failed_count - unmeasured_count, "failed": failed_count}
         return {**counts_by_result, "not_measured": unmeasured_count} if unmeasured_count else counts_by_result
@@ -300,8 +300,8 @@ class Approved:
 
 
 def approve(report: Report) -> Approved | None:
-    """The approval of a report; None for a failed verdict, a failed check, no engine, or 'proven' without checks or
-    with one that measured nothing."""
+    """The approval of a report; None for a failed verdict or check, for no engine, and for a verdict of `PASSED`
+    without checks or with an unmeasured one."""
     if report.verdict == "failed" or report.failed or report.engine is None:
         return None
     if report.verdict in PASSED and (not report.checks or find_unmeasured(report.checks)):
