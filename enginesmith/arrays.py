@@ -64,7 +64,7 @@ class InputCheck:
         self._accepted: dict[object, Fit] = {}
 
     def __call__(self, inputs: Tensors) -> Fit:
-        """How the inputs fit. Raises DataError as `check_inputs` and `find_profile` do."""
+        """Check inputs; return how they fit. Raises DataError as `check_inputs` and `find_profile` do."""
         try:
             key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
             fit = self._accepted[key]

@@ -29,8 +29,8 @@ class Streams:
 
     run: runs the model once on all of its inputs, by name: `Session.run`, or the call of a server's own runtime.
     inputs: of the model, including states.  states: those that are carried.
-    ends: smallest and largest size of dims that only states have, such as a growing cache: in the first call, and in
-    any. Without them such dims begin at 0, and have no limit.
+    ends: of dims that only states have, such as a growing cache: the size in the first call, and the largest in any.
+    Without them, such dims begin at 0 and have no limit.
 
     The number of streams is the number of rows in the first call. The arrays of states are passed from call to call
     without a copy: do not write into those of an answer.

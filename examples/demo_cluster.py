@@ -112,7 +112,7 @@ def _show(stack: ExitStack, folder: Path) -> None:
 
 
 def _follow(url: str, flows: Sequence[str], known: tuple[int, int]) -> tuple[int, int]:
-    """Print the runs' messages until a run of each flow, and every other run, has ended; return the numbers of both.
+    """Print messages of the runs until one of each flow, and every other, has ended; return their numbers.
 
     known: numbers of messages and ended runs that were printed before. A run that did not complete ends the demo.
     """

@@ -1,10 +1,10 @@
-"""A version of a registry as a model of MLflow (tested with mlflow-skinny 3.17.2 and pandas):
+"""Logs a version of a registry as a model of MLflow (tested with mlflow-skinny 3.17.2 and pandas):
 
     ENGINESMITH_REGISTRY=registry python examples/mlflow_model.py digits:stable
 
-logs the engine that fits this CPU, with its description, signature and manifest's digest. `mlflow.pyfunc.load_model`
-opens it with ONNX Runtime; `predict` takes and gives arrays by name. MLflow copies this file into the model: nothing
-is pickled. MLflow checks no signatures; the pull before does, with a trust policy in ENGINESMITH_TRUST_POLICY.
+It has the engine that fits this CPU, with its description, signature and manifest's digest. `mlflow.pyfunc.load_model`
+opens it with ONNX Runtime; `predict` takes and returns arrays by name. MLflow copies this file: nothing is pickled.
+MLflow checks no signatures; the pull does, by the trust policy in ENGINESMITH_TRUST_POLICY.
 """
 
 import json

@@ -92,7 +92,7 @@ class EngineRanking:
     """The engines of a version that a machine can use, best first, and the reason for each rejection (unit, reason).
 
     what: the version, as in 'digits@3'.  lost: rejected engines that would fit, but whose bytes are lost.
-    kinds: of the rejections, by unit.  remedy: for engines that a server does not open.
+    kinds: unit -> kind of its rejection.  remedy: for engines that a server does not open.
     """
 
     what: str

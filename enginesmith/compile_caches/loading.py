@@ -242,7 +242,7 @@ def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
 
     entry_point: 'MODULE:FUNCTION', found from the working folder. The function returns the result of torch.compile, as
     the server calls it, and the inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size.
-    Raises InputError if it returns others, ModelError if a process fails or the results of the two differ.
+    Raises InputError if it returns something else, ModelError if a process fails or the results of the two differ.
     """
     with tempfile.TemporaryDirectory(prefix="enginesmith-start-") as folder:
         cold_times = _start("cold", entry_point, cache, Path(folder))

@@ -370,7 +370,7 @@ def later_versions(
 
 
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
-    """The oldest driver for a GPU engine: the recorded one, else that of the oldest CUDA of its wheels."""
+    """The driver requirement of a GPU engine: the recorded one, else the oldest for the oldest CUDA of its wheels."""
     cuda_version = min(
         (cuda_number for cuda_number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{cuda_number}" in name), default=0
     )

@@ -60,7 +60,7 @@ def mirror(
 ) -> Mirrored:
     """Copy the versions that references mean, and add the points of their models' series of latencies.
 
-    with_channels: at `dest`, also move the channels in `references` to these versions, by its policies.  say: called
+    with_channels: at `dest`, also move the channels in `references`, subject to its policies.  say: called
     with the digest of each finished blob.
 
     Raises UnknownNameError for an unknown reference, IntegrityError for blobs damaged or lost at the source,

@@ -110,7 +110,7 @@ class _Join:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A request in a queue. at: its arrival, on the clock."""
+    """A request in a queue. at: its arrival by `time.perf_counter`."""
 
     inputs: Tensors
     join: _Join

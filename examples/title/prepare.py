@@ -31,7 +31,7 @@ ACTIONS = ("read {}.py, ran the tests", "edited {}.py and its tests", "searched 
 
 
 def describe(rng: np.random.Generator) -> str:
-    """A step of an agent, in the words that the model was trained on: intent, actions, files."""
+    """An agent's step as text in the form of the training data: intent, actions, files."""
     part = str(rng.choice(PARTS))
     file = part.replace(" ", "_").lower()
     return (
