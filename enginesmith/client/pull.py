@@ -268,7 +268,7 @@ def weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
 
 
 def shards_of(manifest: Manifest, engine: EngineEntry) -> dict[str, int]:
-    """The shards beside an engine, its own and those of the model with its weights: sizes in bytes by digest."""
+    """Sizes in bytes, by digest, of the shards beside an engine: its own, and those of the model with its weights."""
     weight_shards = manifest.shards.get(str(engine.graph), {}) if engine.is_stripped else {}
     return {**manifest.shards.get(str(engine.digest), {}), **weight_shards}
 

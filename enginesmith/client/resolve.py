@@ -285,7 +285,7 @@ def _reach(entry: EngineEntry) -> str:
 def _by_speed(
     ranked: Sequence[EngineEntry], machine: Machine, speeds: "Mapping[str, MeasuredSpeed]"
 ) -> Iterator[EngineEntry]:
-    """The engines; those with equal fit and proof are ordered by measured speed, then by accuracy."""
+    """Yield the engines; those with equal fit and proof are ordered by measured speed, then by accuracy."""
 
     if not speeds:
         yield from ranked

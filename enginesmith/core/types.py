@@ -301,7 +301,7 @@ class BuildRequest:
 
     @property
     def multiples(self) -> dict[str, int]:
-        """Dim -> the number that divides its sizes, for each named dim of the inputs where that is not 1."""
+        """The divisor of a dim's sizes, by the dim's name, for each named dim of the inputs where it is not 1."""
         multiples_by_input = dict(self.profiles[0].multiples) if self.profiles else {}
         pairs = (
             pair

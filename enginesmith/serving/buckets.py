@@ -31,7 +31,7 @@ class _Fill:
 
 @dataclass(frozen=True)
 class _PaddedArray:
-    """The padding of an input to `shape`, with its own entries at `place`. zeros: the rest is 0, without `fills`."""
+    """The padding of an input to `shape`, with its own entries at `place`. zeros: the rest is 0; `fills` is empty."""
 
     name: str
     shape: Shape

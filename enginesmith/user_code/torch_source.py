@@ -279,7 +279,7 @@ def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: in
     """Write a captured program as ONNX, translated by torch's dynamo exporter. If its weights take more than
     `most_embedded_bytes`, they go to a file beside it (`weights_beside`), one after the other.
 
-    opset: ONNX's, which torch has to support.
+    opset: ONNX's, which torch must support.
     Raises ModelError naming an operator without ONNX form, for another opset than requested, and above 2 GB.
     """
     import onnx_ir as ir

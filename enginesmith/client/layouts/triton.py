@@ -69,7 +69,7 @@ def triton_version(version: str) -> int:
 
 @dataclass(frozen=True)
 class Triton:
-    """Triton's model repository. batching: None for no batching.  warmup: whether Triton first runs golden inputs."""
+    """Triton's model repository. batching: None: as in the spec.  warmup: whether Triton first runs golden inputs."""
 
     several: ClassVar[bool] = True
     remedy: ClassVar[str] = triton_config.REMEDY

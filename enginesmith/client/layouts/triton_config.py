@@ -147,7 +147,7 @@ class TritonFile:
 class DynamicBatching:
     """Triton's dynamic batching, with Triton's names. max_batch_size: if None, the most that the engine takes.
 
-    max_queue_delay_s: seconds that a request waits for others; if None, the spec's value, else 0.
+    max_queue_delay_s: most seconds that a request waits for others; if None, the spec's value, else 0.
     """
 
     max_batch_size: int | None = None

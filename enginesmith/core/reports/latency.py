@@ -233,7 +233,7 @@ class LatencyReport(EngineLatency):
 
 
 def timed_alike(reports: Iterable[EngineLatency]) -> Timed:
-    """The times by which engines are compared: of the runtimes' own calls if all reports have their medians."""
+    """The times to compare engines by: 'runtime' if all reports have medians of the runtime's calls, else 'session'."""
     all_buckets = [bucket for report in reports for bucket in report.buckets]
     return "runtime" if all(bucket.runtime and bucket.runtime.value for bucket in all_buckets) else "session"
 
