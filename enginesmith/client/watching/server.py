@@ -230,8 +230,8 @@ def pause_s(interval_s: float, failures: int) -> float:
 # Reports of the engine that this node serves, and its health: one small document, written rarely.
 #
 # A node reports to the rollout that has reached it, otherwise outside of rollouts, and only if it belongs to the
-# reporting share (`rollouts.reports`). The channel's state has all this, so a poll without a change sends no request. A
-# report that cannot be sent is mentioned once and tried again later; it never stops a watcher.
+# reporting share (`rollouts.reports`). The channel's state has all this: a poll without a change sends no other
+# request. A report that cannot be sent is mentioned once and tried again later; it never stops a watcher.
 
 # Seconds after a swap within which an unhealthy server counts as starting.
 GRACE_S = 20.0
