@@ -26,7 +26,7 @@ class Places:
 
 @dataclass(frozen=True)
 class State:
-    """An input that takes the value of an output in the last call. initial: of each element in the first call.
+    """An input that takes the value of an output in the last call. initial: its elements' value in the first call.
 
     places: for a state of fixed size that steps fill place by place.
     """

@@ -2,9 +2,9 @@
 
 **A swap is one rename, of `config.pbtxt`.** First the new version's folder is renamed to its place, and last the
 configuration, whose `version_policy` names the one served version. Triton reads the configuration before it looks for
-versions. So it finds either the old configuration and the old version, which still exists, or the new configuration and
-the new version, which exists already. In the other order, or with the policy `latest`, Triton could open a version with
-the configuration of another one. If a version fails to load, Triton continues to serve the old one.
+versions. So it finds either the old configuration and version, which still exist, or the new ones, which exist already.
+In the other order, or with the policy `latest`, Triton could open a version with the configuration of another one. If a
+version fails to load, Triton continues to serve the old one.
 
 To Triton, folders with names of digits are versions, unless the name begins with 0. So changes in `00` do not make
 Triton load a served version again; changes of other names in the model's folder do. Locks and marks are files beside

@@ -232,7 +232,7 @@ class SearchPoint:
 
     predicted_db: SQNR predicted from the errors of single groups.  sqnr_db, cosine: measured on the whole model, or
     None.  left: number of groups that stay in float.  argmax_agreement: share of unchanged decisions.  accuracy: share
-    of correct ones, if there are labels.  ms: of a run.  weight_bytes: of the weights.
+    of correct ones, if there are labels.  ms: duration of a run.  weight_bytes: size of the weights.
     """
 
     share: float

@@ -60,7 +60,7 @@ _ROUNDING_S = 0.03
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine, without its name. kind: of its CPU (`hardware.cpu_kinds.CpuKind`).  gpus: the GPUs' products.
+    """A kind of machine, without its name. kind: its CPU's (`hardware.cpu_kinds.CpuKind`).  gpus: the GPUs' products.
 
     cpu: the CPU's model.  cores: number of its cores; None if unknown.  system: the operating system.
     """
@@ -213,7 +213,7 @@ class EngineLatency:
 class LatencyReport(EngineLatency):
     """An engine's latency, with the conditions of the measurement. engine, golden: digests.  created_at: ISO 8601, UTC.
 
-    unit: target, precision and backend.  machine: that ran it.  asked: the requested durations and sizes.
+    unit: target, precision and backend.  machine: on which it ran.  asked: the requested durations and sizes.
     """
 
     unit: str
