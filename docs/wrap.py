@@ -16,7 +16,7 @@ WIDTH = 120
 _MARKERS = re.compile(r"(?:[ ]*(?:>|[-*+]|\d{1,9}[.)])[ ]+)*[ ]*")
 # A word that Markdown reads as markup at the start of a line.
 _BLOCK = re.compile(r"[-+*>]|\d{1,9}[.)]|#{1,6}|[=-]+|\|.*|:?-+:?|`{3,}.*|~{3,}.*|<.*|\[[^\]]*\]:.*")
-# Code and links to one place stay on one line.
+# Code spans and link targets are never broken.
 _SPAN = re.compile(r"`+[^`]*`+|\]\([^)]*\)")
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
 

@@ -108,7 +108,7 @@ GROUPS: Mapping[str, Table] = {
 # KServe calls this command; help does not list it.
 HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull the engines of KServe's storage URIs.")}
 
-# The root context's key of the command's full name, such as 'registry gc'.
+# The key, in the root context, of the command's full name ('registry gc').
 _COMMAND = "command"
 
 

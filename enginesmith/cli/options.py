@@ -30,7 +30,7 @@ LOG_FORMATS = ("text", "json")
 LOG_FORMAT = "log_format"
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
-# Types of options. A function that is a type gets a text, or a default that has the result's type already.
+# Types of options. click calls a function with the text, or with a default of the result's type.
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -246,7 +246,7 @@ class TakesGlobals(click.Command):
         return [*super().get_params(ctx), *GLOBAL_OPTIONS]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and add the global values that the command's function takes. Raises click's usage error."""
+        """Parse the arguments; add global values that the command's function takes. Raises click's usage error."""
         other_args = super().parse_args(ctx, args)
         parameters = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
         settings = ctx.ensure_object(dict)

@@ -13,7 +13,7 @@ BANDS, WIDTH = 32, 48
 
 
 class Detector(nn.Module):
-    """Log spectra, a linear layer and a gated recurrent unit, to the logits of silence and voice."""
+    """Computes the logits of silence and voice from log spectra, by a linear layer and a gated recurrent unit."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -97,7 +97,7 @@ def clips(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def listen(model: nn.Module, sounds: torch.Tensor) -> torch.Tensor:
-    """Logits (clips, frames, 2) of sounds (clips, frames, 320), all spectra first, and then frame by frame."""
+    """Logits (clips, frames, 2) of sounds (clips, frames, 320): computes all spectra, then frame after frame."""
     with torch.no_grad():
         spectra = model.spectra(nn.functional.pad(sounds.flatten(1), (TAIL, 0)))
     memory, answers = sounds.new_zeros(len(sounds), WIDTH), []
