@@ -26,11 +26,11 @@ from builders.onnx_graphs.weights import (
 from builders.onnx_graphs.wire import Field, decode, fields
 from enginesmith.core.errors import ModelError, is_digest
 
-# An ONNX graph without the bytes of its large weights, for what looks at nodes, types and shapes alone; and without
+# An ONNX graph without the bytes of its large weights, for code that reads only nodes, types and shapes; and without
 # long lists in attributes, as tree ensembles have them.
 #
-# To parse a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond. Lists of numbers
-# take six times their size once they are parsed, and each copy of the graph takes that again.
+# Parsing a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond. A parsed list of
+# numbers takes six times its size, and each copy of the graph takes as much again.
 
 # Of ModelProto, GraphProto, NodeProto (its domain's number is that of a model's graph) and TensorProto.
 _GRAPH, _NODE, _INITIALIZER, _ATTRIBUTE, _DOMAIN, _DATA_TYPE, _RAW_DATA = 7, 1, 5, 5, 7, 2, 9
@@ -40,8 +40,8 @@ OUTLINED_BYTES = 8 << 20
 _READ = (TensorProto.INT64, TensorProto.INT32, TensorProto.STRING)
 # Attributes of that domain with as many bytes are lists, which nothing here reads.
 _LISTS_DOMAIN, _LONG_BYTES = "ai.onnx.ml", 1 << 16
-# Begins the name of an attribute that says where another one lies. Two underscores, so that onnx's checker lets it be;
-# the rest is drawn in each process, so that no file can have one.
+# The prefix of an attribute that names the place of a list in a file. onnx's checker allows names with two underscores;
+# each process draws the rest at random, so that no file can have one.
 _OUTSIDE = f"__{secrets.token_hex(8)}_"
 _Data = mmap.mmap | bytes
 _Parts = list[bytes | memoryview]
