@@ -38,7 +38,6 @@ from enginesmith.core.errors import StepError, error_from_json
 # every process of the machine, which takes milliseconds if hundreds run. Linux lists a thread's children (proc(5),
 # since 3.5, if the kernel is built with CONFIG_PROC_CHILDREN, as in distributions).
 #
-#
 # Source of the kernel's counts: Linux' cgroup-v2.rst (memory.events: oom_kill counts the cgroup's processes killed by
 # any OOM killer) and /proc/vmstat's oom_kill (since 4.13), which counts the whole machine and so other jobs' processes
 # too.

@@ -19,7 +19,6 @@ from enginesmith.core.types import Rows
 #
 # The results are the same in every run, so this part can be run once. They become inputs of the rest, not constants:
 # a runtime changes the layout of constant factors and then adds in another order, which gives other bits.
-#
 
 CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
 # Minimum number of axes of a weight. A smaller constant may be a size, which a runtime needs when it opens the graph.

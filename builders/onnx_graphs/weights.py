@@ -18,7 +18,6 @@ from enginesmith.core.errors import ModelError
 # In memory such a tensor names its file by an absolute path, so that its reader need not know the graph's folder; in
 # files the path is relative (`builders.onnx_graphs.outline`). onnx's own functions load external data into the tensor
 # permanently. They also refuse files with several hard links, which the files of a graph from a registry have.
-#
 
 # Smaller tensors stay in the graph: shape inference reads shapes, and a file for each scale gains nothing.
 LEAST_BYTES = 1024
