@@ -125,7 +125,7 @@ def checked_outputs(
 ) -> "dict[str, np.ndarray]":
     """The results by name. Raises EnginesmithError for one whose dtype, rank or size is not that of the request.
 
-    A compiler that took two sizes for equal, or dropped a cast, gives such results.
+    A compiler that treated two sizes as equal, or dropped a cast, returns such results.
     """
     arrays = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
     for spec in request.outputs:
