@@ -173,7 +173,7 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
 
 
 def _first_text(data: _Data, message: Field) -> str:
-    """The name with which an attribute begins; '' where it begins with something else."""
+    """The name at the start of an attribute; '' if it starts with another field."""
     first_field = next(fields(data, message.begin, message.end), None)
     return decode(data, first_field) if first_field and first_field.number == 1 else ""
 
@@ -282,7 +282,7 @@ def write_graph(model: ModelProto, path: Path) -> None:
 
 
 def in_shards(model: ModelProto) -> bool:
-    """Whether weights of the graph lie in shards."""
+    """Whether weights of the graph are in shards."""
     files = (place_of(tensor)[0] for tensor in model.graph.initializer if is_external(tensor))
     return any(is_digest(Path(file).name) for file in files)
 
@@ -320,7 +320,7 @@ def _groups(tensors: Sequence[TensorProto], most_bytes: int) -> Iterator[list[Te
 
 
 def _write_shard(tensors: Sequence[TensorProto], folder: Path) -> None:
-    """Write tensors into one shard and say so in them; files with one loose weight are removed."""
+    """Write tensors into one shard, and set their places; files with one loose weight are removed."""
     hasher, spans, size = hashlib.sha256(), list[tuple[int, int]](), 0
     partial_path = folder / "shard.partial"
     with partial_path.open("wb") as stream:
