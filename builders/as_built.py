@@ -1,4 +1,4 @@
-"""Engines of graphs with states of int8: how they are built, and opened as engines of the model."""
+"""Builds engines of graphs with int8 states, and opens them as engines of the model, whose states are float32."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """The engine that `backend.build` makes for a request, from the graph with its quantized states as int8 inputs and
-    outputs. The libraries of operators that the backend opens are added to the engine's requirements.
+    """The engine that `backend.build` builds for a request. The request's quantized states are int8 inputs and outputs
+    of its graph. Operator libraries that the backend can load are added to the engine's requirements.
 
     workdir: a folder for the build's files.
     Raises as `backend.build` does.
@@ -32,7 +32,7 @@ def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: 
 
 
 def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
-    """Write the graph `model` as a compiler gets it to `path`, in the same folder."""
+    """Write the graph `model` to `path`, in the same folder, with the int8 states that the compiler gets."""
     from builders.onnx_graphs import quantized_states
     from builders.onnx_graphs.outline import write_graph
     from builders.onnx_graphs.weights import load_graph
@@ -43,7 +43,7 @@ def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
 
 
 def call_as_built(engine: Engine, inputs: Tensors) -> tuple[Engine, Tensors]:
-    """The engine that the compiler made, whose states are int8, and the model's `inputs` with int8 states."""
+    """The engine as the compiler built it, with int8 states, and the model's `inputs` with int8 states."""
     request = engine.request
     return replace(engine, request=with_int8_states(request)), store_states(request.quantized_states, inputs)
 
@@ -56,7 +56,7 @@ def store_states(states: Sequence[QuantizedState], inputs: Tensors) -> Tensors:
     for state in states:
         value = quantized_inputs.get(state.input)
         if value is not None and value.dtype == np.float32:
-            with np.errstate(invalid="ignore"):  # no number has no place among 256
+            with np.errstate(invalid="ignore"):  # no int8 value means NaN
                 steps = np.rint(value / np.float32(state.scale))
                 quantized_inputs[state.input] = np.clip(steps, -128, 127).astype(np.int8)
     return quantized_inputs

@@ -1,9 +1,9 @@
 """The reference interpreter: runs ONNX graphs on this CPU as they are written.
 
-Golden sets, calibration and every comparison take the results of a graph from it, whichever backend compiles the graph.
-It is ONNX Runtime, without options; what it would convert from constants in every run, it converts once, and where this
-CPU's integer kernels saturate it gets other weights that mean the same (`saturation`). The backend of that name uses it
-too, and its engines are proven against the reference like any other's.
+Golden sets, calibration and all comparisons use its results, whichever backend compiles the graph. It is ONNX Runtime
+without graph optimizations. It computes the part of a graph that depends on constants alone once. If this CPU's integer
+kernels saturate, it uses other weights with the same meaning (`saturation`). ONNX Runtime's own backend uses it too;
+its engines are compared with the reference like all others.
 """
 
 import threading
@@ -29,16 +29,16 @@ from enginesmith.core.errors import ModelError
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.types import Tensors, Untyped
 
-# A graph with less is run in one thread, and so is a step of a model with state with less than the second.
+# Bytes of a graph below which one thread runs it: in a call, and in a step of a model with state.
 ONE_THREAD_BYTES, ONE_THREAD_STEP_BYTES = 1 << 20, 8 << 20
 
 
 class ReferenceSession(OrtSession):
     """A session of a graph that is run exactly as it is written.
 
-    threads: of one operator; 0 is one per core.  name: what errors call the model; default: its file's name.
-    plan_buffers: whether tensors share buffers by a plan. The time of planning grows with the square of their number
-    (0.7 s for 1,400 nodes); without a plan each tensor is freed after its last use too, and memory is the same.
+    threads: number for one operator; 0 for one per core.  name: the model's name in errors; default: its file's name.
+    plan_buffers: whether tensors share buffers by a plan. Planning time grows with the square of the number of tensors
+    (0.7 s for 1,400 nodes). Without a plan each tensor is also freed after its last use, and memory is the same.
     Weights in shards are mapped and not packed for the kernels: packing copies them into memory, beside the weights of
     the compared engine. A run without packing takes up to twice the time.
     Raises ModelError when the model cannot be read or run, naming the operator if that is the reason.
@@ -57,14 +57,14 @@ class ReferenceSession(OrtSession):
 
 
 def threads_for(graph: Path, steps: bool = False) -> int:
-    """Threads of a session that runs a graph as it is written; 0 for one per core. In a small graph a second thread
-    waits between operators and costs as much CPU time as the first; with it a decoder of 2.5 MiB takes twice the time.
+    """The threads for a session that runs a graph as it is written; 0 for one per core. In a small graph a second
+    thread waits between operators and costs as much CPU time as the first: a decoder of 2.5 MiB takes twice the time.
     steps: whether calls are steps of a model with state, which compute less than other calls."""
     return 1 if graph_bytes(graph) < (ONE_THREAD_STEP_BYTES if steps else ONE_THREAD_BYTES) else 0
 
 
 class _VaryingPart:
-    """ONNX Runtime's session of the part of a graph that depends on its inputs. arrays: what its constant part gave."""
+    """ONNX Runtime's session of the part of a graph that depends on its inputs. arrays: the constant part's outputs."""
 
     def __init__(self, session: Untyped, arrays: Mapping[str, Array]) -> None:
         self._session, self._given = session, arrays
@@ -78,8 +78,8 @@ class _VaryingPart:
 
 
 def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
-    """A session of a graph whose constant part was run once (`structure.cut_constant_part`), with the same bits in its
-    outputs; None where there is no such part, and where it cannot be read or run apart."""
+    """A session of a graph whose constant part was run once (`structure.cut_constant_part`), with bit-identical
+    outputs. None if there is no such part, if it cannot be read or run separately, or if this CPU saturates."""
     import onnxruntime as ort
 
     if this_kind().saturates:  # then the whole graph is rewritten when it is opened
@@ -95,7 +95,7 @@ def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
         names = [value.name for value in constant_model.graph.output]
         constant_values = dict(zip(names, opener(constant_model.SerializeToString()).run(names, {}), strict=True))
         return _VaryingPart(opener(cut_varying_part(model, constant_values).SerializeToString()), constant_values)
-    except (ProtobufError, OSError, ValueError, ModelError, *failures()):  # opening all of it gives the reason
+    except (ProtobufError, OSError, ValueError, ModelError, *failures()):  # opening the whole graph reports the reason
         return None
 
 
@@ -108,18 +108,18 @@ def open_interpreter(
     entries: Mapping[str, str] = MappingProxyType({}),
     save: str = "",
 ) -> Untyped:
-    """ONNX Runtime's own `InferenceSession` of a model, whose runs check nothing before.
+    """ONNX Runtime's own `InferenceSession` of a model; its runs do not check inputs first.
 
-    what: what errors call the model.  optimized: whether it may fuse nodes and lay tensors out for this CPU;
-    'constants': whether what depends on constants alone is computed once.
-    entries: of its configuration.  save: file that the graph is written to as it will be run; '' for none.
+    what: the model's name in errors.  optimized: True lets it fuse nodes and lay tensors out for this CPU; 'constants'
+    lets it compute once the values that depend on constants alone.
+    entries: of its configuration.  save: file for the graph as it will be run; '' for none.
     threads: of one run; 0 for the runtime's own number.
     Raises ModelError when the model does not load.
     """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # what it logs as an error it also raises
+    options.log_severity_level = 4  # the runtime also raises each error that it logs
     options.intra_op_num_threads = threads
     level = ort.GraphOptimizationLevel
     levels = {False: level.ORT_DISABLE_ALL, "constants": level.ORT_ENABLE_BASIC, True: level.ORT_ENABLE_ALL}

@@ -24,13 +24,13 @@ from enginesmith.core.state import with_int8_states
 from enginesmith.core.text import format_bytes, suggest
 from enginesmith.core.types import CPU_KIND, Backend, BuildRequest, Engine, Scalar, Session, Target, Untyped
 
-# Finds backends by entry point, and makes them from typed options; no compiler is imported.
+# Finds backends by entry point, and configures them with typed options; no compiler is imported.
 #
 # A backend is a frozen dataclass (`types.Backend`) whose fields are its options. Any installed distribution adds
 # one with a line in its pyproject.toml, under `[project.entry-points."enginesmith.backends"]`.
 
 GROUP = "enginesmith.backends"
-# Names that users try and that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
+# Names that users try but that are no backends: these stacks compile checkpoints of known architectures, not ONNX.
 LLM_STACKS = {"tensorrt-llm": "TensorRT-LLM", "mlc-llm": "MLC LLM"}
 _SPELLINGS = {"trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrtllm": "tensorrt-llm", "mlc": "mlc-llm"}
 
@@ -43,8 +43,8 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Backend]:
-    """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a broken
-    one, and for one that claims another class's capabilities without saying so."""
+    """The backend class of that name. Raises UnknownNameError for an unknown name, EnginesmithError for a class that
+    cannot be loaded, and for one that inherits another class's capabilities without declaring them."""
     entry = entry_point(name)
     try:
         backend = typing.cast("type[Backend]", _entries()[name].load())
@@ -68,7 +68,7 @@ def load_runtime(backend: Backend) -> Untyped:
 
 
 def entry_point(name: str) -> str:
-    """Where the backend class of that name is: 'package.module:Class'. Raises UnknownNameError."""
+    """The import path of the backend class of that name: 'package.module:Class'. Raises UnknownNameError."""
     entries = _entries()
     if name not in entries:
         raise UnknownNameError(_llm_stack(name) or f"backend {name!r} is not known; {suggest(name, sorted(entries))}")
@@ -154,7 +154,7 @@ def toolchain_of(backend: Backend, target: Target | None = None) -> tuple[tuple[
 
 
 def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
-    """Raise EnginesmithError where installed versions differ from the key's, which would describe another engine."""
+    """Raise EnginesmithError if installed versions differ from the build key's, which would describe another engine."""
     versions, planned_versions = dict(toolchain_of(backend, planned.target)), dict(planned.toolchain)
     # The kind of CPU matters to a proof, not to a build.
     names = sorted((versions.keys() | planned_versions.keys()) - {CPU_KIND})
@@ -186,16 +186,16 @@ def _llm_stack(name: str) -> str | None:
     )
 
 
-# Whether an engine may be opened by a backend on this machine: asked before any runtime sees its bytes.
+# Decides whether a backend may open an engine on this machine, before any runtime reads the engine.
 #
-# Runtimes refuse an engine of another version or for other hardware with cryptic words, with a crash or not at all.
+# Runtimes refuse an engine of another version or for other hardware with cryptic messages, with a crash or not at all.
 # Here the requirements of its request (`Backend.requires`) decide, so that no runtime is loaded. Standard library only.
 
 
 @contextmanager
 def open_engine(engine: Engine) -> Iterator[Session]:
-    """The engine, opened by the backend of its request, as a session of the model: states of int8 are float32, as the
-    model has them. Raises as `check_compatible` and `Backend.open` do."""
+    """Open the engine with the backend of its request, as a session of the model: int8 states are float32, as in the
+    model. Raises as `check_compatible` and `Backend.open` do."""
     backend = configure(engine.request.backend, dict(engine.request.options))
     check_compatible(backend, engine)
     with backend.open(replace(engine, request=with_int8_states(engine.request))) as session:
@@ -204,9 +204,9 @@ def open_engine(engine: Engine) -> Iterator[Session]:
 
 
 def check_compatible(backend: Backend, engine: Engine) -> None:
-    """Raise EnginesmithError unless `backend` can open `engine` here, IntegrityError where its file is not whole.
+    """Raise EnginesmithError unless `backend` can open `engine` here, IntegrityError if its file has the wrong size.
 
-    What is checked, in this order: its backend, the installed versions, the hardware, the size of its file.
+    It checks in this order: the backend, the installed versions and the hardware, the size of the file.
     """
     if reason := find_incompatibility(backend, engine.request):
         raise EnginesmithError(f"{engine.path.name}: {reason}")
@@ -233,7 +233,7 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
         if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and is_runtime)):
             remedy = "run it on a node that has it, or build it again for this one"
             return f"{finding.words}; {'install that version, or build it again here' if is_runtime else remedy}"
-    missing_text = judge(processor, machine).words if processor else ""  # where the backend does not say
+    missing_text = judge(processor, machine).words if processor else ""  # if the backend gives no reason
     if reason := backend.runs(machine.target if gpu else request.target) or missing_text:
         return f"built for {request.target.name}, and cannot run here: {reason}; run it on a node that has one"
     return None
@@ -242,9 +242,9 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
 def find_compatible_gpu(
     requires: Sequence[Requirement], target: Target, gpus: Sequence[cuda.GpuDevice]
 ) -> cuda.GpuDevice | None:
-    """The GPU to open an engine on: one of its target's own compute capability, else one that it is compatible with.
+    """The GPU to open an engine on: one of its target's own compute capability, else a compatible one.
 
-    None for an engine of CPUs, and where no GPU will do.
+    None for an engine for CPUs, and if no GPU is compatible.
     """
     processor = hardware_of(requires)
     if not isinstance(processor, Gpu):

@@ -1,6 +1,6 @@
 """Methods that only some backends have: opening parts of an engine, new weights, times of nodes, timing caches.
 
-A backend has what the methods in its class say: `isinstance(backend, Refitting)`. Standard library only.
+A backend has these methods if it is an instance: `isinstance(backend, Refitting)`. Standard library only.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizationScheme, Session, Shape, Target, Tensors
 
-# A tensor as it was seen: numpy's name of its type, and its shape.
+# The type and shape of a tensor in a run: numpy's name of its type, and its shape.
 TensorType = tuple[str, Shape]
 _TYPES = {"float": "float32", "double": "float64"}  # ONNX's names that differ from numpy's
 GIVEN = "timing.cache"
@@ -31,14 +31,14 @@ class PartOpening(Protocol):
 
 @runtime_checkable
 class Refitting(Protocol):
-    """A backend that gives an engine other weights without a build.
+    """A backend that can replace an engine's weights without a build.
 
     The caller makes sure that the models differ in their weights alone (`builders.onnx_graphs.structure`). An engine
     that leaves its weights out (`requirements.Weights`) is opened with the ONNX model that has them (`Engine.weights`).
     """
 
     def refits(self, request: BuildRequest) -> str | None:
-        """Why an engine of this request takes no other weights; None when it does. Imports no compiler."""
+        """Why an engine of this request cannot be refitted; None if it can. Imports no compiler."""
 
     def refit_needs_gpu(self) -> bool:
         """Whether `refit` loads the engine, and so needs a GPU that runs it."""
@@ -46,7 +46,7 @@ class Refitting(Protocol):
     def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
         """The engine of `request` under `workdir`: the kernels of `engine` with the weights of `model`.
 
-        Raises EnginesmithError when the compiler does not take them.
+        Raises EnginesmithError when the compiler does not accept the weights.
         """
 
 
@@ -94,7 +94,7 @@ class SchemesByTarget(Protocol):
     """A backend whose quantized graphs depend on the target."""
 
     def scheme_for(self, target: Target) -> QuantizationScheme:
-        """The form of quantized graph that it compiles best for a target. Imports no compiler."""
+        """The form of quantized graph that the backend compiles best for a target. Imports no compiler."""
 
 
 def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
@@ -103,7 +103,7 @@ def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
 
 
 def element_name(element_type: int) -> str:
-    """numpy's name of an ONNX element type, or ONNX's own in small letters where numpy has none."""
+    """numpy's name of an ONNX element type, or ONNX's own in lower case if numpy has none."""
     from onnx import TensorProto
 
     return type_name(str(TensorProto.DataType.Name(element_type)).lower())
@@ -116,10 +116,10 @@ def type_name(name: str) -> str:
 
 @runtime_checkable
 class TimingCached(Protocol):
-    """A backend whose tuner takes what it measured in earlier builds.
+    """A backend whose tuner can use the measurements of earlier builds.
 
     The caller of `build` puts a cache at WORKDIR/`GIVEN` and finds the grown one at WORKDIR/`GROWN`. A cache makes
-    builds quicker or engines faster, and neither reproducible: it is no part of a build key.
+    builds faster or engines faster, and neither reproducible: it is no part of a build key.
     """
 
     def timing_place(self) -> tuple[str, str] | None:

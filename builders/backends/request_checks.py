@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from enginesmith.arrays import InputCheck
 
-# A plan gives a CPU engine no more profiles than this and one; a backend that holds inputs to them needs them all.
+# A plan gives a CPU engine at most one profile more than this; a backend that checks inputs by profiles needs them all.
 MOST_PROFILES = 64
 
 
@@ -76,7 +76,7 @@ def check_choice(backend: Backend, option: str, choices: Collection[str]) -> Non
 
 
 def check_not_negative(backend: Backend, option: str, zero: str = "means no limit") -> None:
-    """Raise InputError where a number is below 0. zero: what 0 does, for the error."""
+    """Raise InputError if a number is below 0. zero: the meaning of 0, for the error."""
     if (value := getattr(backend, option)) < 0:
         raise InputError(f"backends.{backend.name}.{option}: {value} is negative; 0 {zero}")
 
@@ -100,8 +100,8 @@ class FunctionSession(Session):
         self._function = None
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
-        """Run once. Raises DataError for arrays that fit no profile, and EnginesmithError when the function fails, when
-        it gives other arrays than the request's outputs, and after `close`."""
+        """Run once. Raises DataError for arrays that fit no profile, and EnginesmithError if the function fails, if its
+        results differ from the request's outputs, and after `close`."""
         if self._function is None:
             raise EnginesmithError(f"the session of this {self._title} engine is closed; open it again")
         arrays, dim_sizes = checked_inputs(self._check, inputs)
@@ -125,7 +125,7 @@ def checked_outputs(
 ) -> "dict[str, np.ndarray]":
     """The results by name. Raises EnginesmithError for one whose dtype, rank or size is not that of the request.
 
-    A compiler that took two sizes for equal, or dropped a cast, gives such results.
+    A compiler that treated two sizes as equal, or dropped a cast, returns such results.
     """
     arrays = {spec.name: array for spec, array in zip(request.outputs, results, strict=True)}
     for spec in request.outputs:

@@ -14,22 +14,22 @@ from builders.execution.jobs import ChildTask, WorkerContext, decode_request
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import EnginesmithError, error_to_json
 
-# Of <linux/prctl.h>.
+# From <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
 # Reads from the parent, which never writes: when the parent is gone, `read` ends and the process group is killed.
 _GUARD = "read _; kill -KILL 0"
 
 
 def main(workdir: Path, lifeline: int, parent: int) -> None:
-    """Run WORKDIR/job.json, leave WORKDIR/result.json, and end at once.
+    """Run WORKDIR/job.json, write WORKDIR/result.json, and end at once.
 
-    lifeline: file descriptor of a pipe that closes when the caller ends.  parent: pid. It ends by `os._exit`: the
-    result is on disk, and no compiler's own teardown may hang or crash on top of it.
+    lifeline: file descriptor of a pipe that closes when the caller ends.  parent: pid. The process ends by `os._exit`:
+    the result is on disk, and a compiler's own teardown may hang or crash.
     """
     task = decode(json.loads((workdir / "job.json").read_text()), ChildTask)
     die_with_parent(parent)
-    # `die_with_parent` ends this process alone, and not those that a compiler has started. None where there is no
-    # shell: those processes then live on.
+    # `die_with_parent` ends only this process; the guard also ends processes that a compiler has started. Without a
+    # shell there is no guard, and those processes live on.
     guard_pid = None
     with suppress(OSError):
         null_actions = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
@@ -42,8 +42,8 @@ def main(workdir: Path, lifeline: int, parent: int) -> None:
     part_path.replace(workdir / "result.json")
     sys.stdout.flush()
     sys.stderr.flush()
-    if guard_pid is not None:  # its status is taken too: process 1 of a container may leave a zombie
-        with suppress(OSError):  # the job's own code may have ended it, or taken its status
+    if guard_pid is not None:  # also wait for it: process 1 of a container may not reap it
+        with suppress(OSError):  # the job's own code may have ended it or waited for it
             os.kill(guard_pid, signal.SIGKILL)
             os.waitpid(guard_pid, 0)
     os._exit(0)
@@ -56,12 +56,12 @@ def die_with_parent(parent: int) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
 
 def _outcome(task: ChildTask, workdir: Path) -> str:
-    """Run the request; its result or its exception, as JSON."""
+    """Run the request, and return its result or its exception as JSON."""
     try:
         request = decode_request(task.request)
         return json.dumps({"value": encode(request.run(WorkerContext(workdir, task.store)))})

@@ -1,6 +1,6 @@
-"""Environments of Python with other versions of some packages than this one has, for jobs of another toolchain.
+"""Makes Python environments with other versions of some packages, for jobs of another toolchain.
 
-Such an environment is a venv with these packages alone; all else is found where this process finds it.
+Such an environment is a venv with these packages alone; all other modules are found where this process finds them.
 """
 
 import fcntl
@@ -18,12 +18,12 @@ from enginesmith.core.errors import InputError, UnavailableError, digest_of
 from enginesmith.registry.store.files import make_folder, reachable
 
 _PIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
-# How the lines begin in which pip says what it does.
+# The first words of pip's progress lines.
 _STEPS = ("Collecting", "Processing", "Downloading", "Using cached", "Installing", "Successfully")
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, str]:
-    """{'onnxruntime': '1.32.0'} of ['onnxruntime==1.32.0']. Raises InputError for anything else than NAME==VERSION."""
+    """{'onnxruntime': '1.32.0'} for ['onnxruntime==1.32.0']. Raises InputError unless each is NAME==VERSION, once."""
     pins: dict[str, str] = {}
     for text in texts:
         match = _PIN.fullmatch(text)
@@ -38,10 +38,10 @@ def plain_name(package: str) -> str:
 
 
 def make_environment(pins: Mapping[str, str], folder: Path, note: Callable[[str], object] = str) -> Path:
-    """The interpreter of an environment below `folder` with these versions, which pip installs if they are not there.
+    """The interpreter of an environment in `folder` with these versions, which pip installs if they are missing.
 
-    note: called with what pip collects, downloads and installs, and after how many seconds. Raises UnavailableError
-    with pip's reason.
+    note: called with pip's progress lines, each with the seconds since the start. Raises UnavailableError with pip's
+    reason.
     """
     stdlib = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
     paths = [
@@ -56,7 +56,7 @@ def make_environment(pins: Mapping[str, str], folder: Path, note: Callable[[str]
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not environment.exists():
                     try:
-                        venv.create(staging, clear=True, symlinks=True)  # what a killed process left goes
+                        venv.create(staging, clear=True, symlinks=True)  # clears what a killed process left
                         _install(staging, paths, pins, note)
                         staging.rename(environment)
                     finally:

@@ -1,10 +1,10 @@
-"""Forks the processes of jobs from a server that has imported what they need, so that each does not import it again.
+"""Forks job processes from a server that has imported their modules, so that jobs do not import them again.
 
-The server (`fork_server`) runs one thread of Python and no job; it is started with the first job and ends with the
-context, or when this process is gone. A forked job is a process, session and group of its own within the same limits as
-a spawned one: the server only forks it, keeps its number from being given to others while it is watched, and takes its
-status. When the server dies, its jobs are killed by the kernel (`child.die_with_parent`), and later ones are spawned.
-Why what was imported is safe to fork: docs/decisions/0002-one-process-per-step.md.
+The server (`fork_server`) runs one thread of Python and no job. It starts with the first job, and ends with the
+context or with this process. A forked job has its own process, session and group, and the same limits as a spawned
+one. The server only forks the job, keeps its pid from being reused while it is watched, and reads its exit status. If
+the server dies, the kernel kills its jobs (`child.die_with_parent`), and later jobs are spawned.
+docs/decisions/0002-one-process-per-step.md explains why imported modules are safe to fork.
 """
 
 import json
@@ -21,14 +21,14 @@ from threading import Lock
 
 from builders.execution.process import Child, Ended, Start, environment, is_readable, module_command, spawn
 
-# Of one message between the two, in bytes: a path, or a status.
+# The most bytes of one message between client and server: a path, or a status.
 MOST_BYTES = 1 << 16
 
 
 @contextmanager
 def fork_server(modules: Sequence[str]) -> Iterator[Start]:
-    """A `Start` that forks from a process that has imported `modules`. It spawns instead where that cannot be: not on
-    Linux, or where environment variables or the path of modules differ from the server's."""
+    """A `Start` that forks from a process that has imported `modules`. It spawns instead on systems other than Linux,
+    and if this process's environment variables or module path differ from the server's."""
     if not hasattr(os, "pidfd_open"):
         yield spawn
         return
@@ -59,7 +59,7 @@ def _start(theirs: socket.socket, modules: Sequence[str], python: Path | None) -
 
 
 class ForkServer:
-    """The server's process, if there is one, and the socket to it.
+    """The server's process, once it is started, and the socket to it.
 
     begin: starts the process, given the server's end of the socket and ours, and returns a function that waits until
     the process has ended.  python: the interpreter of the server and of jobs that are spawned, as in `spawn`.
@@ -79,12 +79,12 @@ class ForkServer:
             with (workdir / "job.log").open("wb") as log:
                 pid = self.ask({"start": str(workdir)}, (lifeline, log.fileno()))
             if pid:
-                with suppress(ProcessLookupError):  # the server is gone, and it with that
+                with suppress(ProcessLookupError):  # the server has ended, and the job with it
                     return _Forked(int(pid[0]), os.pidfd_open(int(pid[0])), self)
         return spawn(workdir, lifeline, self._python)
 
     def ask(self, message: Mapping[str, object], files: Sequence[int] = ()) -> list[float]:
-        """The numbers that the server answers to a message; [] if it cannot or has ended. files: descriptors sent."""
+        """The numbers in the server's answer to a message; [] if it cannot or has ended. files: descriptors to send."""
         with self._lock, suppress(OSError, ValueError):
             if self._socket is not None:
                 socket.send_fds(self._socket, [json.dumps(message).encode()], files)
@@ -100,7 +100,7 @@ class ForkServer:
             self._socket = None
 
     def is_ready(self) -> bool:
-        """Whether there is a server whose jobs find what spawned ones would; starts it with the first job."""
+        """Start the server at the first call; return whether its environment is that of a spawned job."""
         with self._lock:
             if self._wait is None:
                 self._environment = environment(self._python)
@@ -112,7 +112,7 @@ class ForkServer:
 
 @dataclass(frozen=True)
 class _Forked:
-    """A child of the server. descriptor: can be read when it has ended."""
+    """A process that the server forked. descriptor: readable when the process has ended."""
 
     pid: int
     descriptor: int
@@ -123,8 +123,8 @@ class _Forked:
 
     def end(self) -> Ended:
         self.server.ask({"kill": self.pid})
-        is_readable(self.descriptor, None)  # here, so that a process that the kernel cannot end does not delay others
+        is_readable(self.descriptor, None)  # not in the server: a process that the kernel cannot end would delay others
         os.close(self.descriptor)
-        # Without a server the kernel has killed it, and closing its lifeline kills its group.
+        # If the server has ended, the kernel has killed the job, and closing the job's lifeline kills its group.
         status, cpu_s = self.server.ask({"take": self.pid}) or (-signal.SIGKILL, 0.0)
         return Ended(int(status), cpu_s)

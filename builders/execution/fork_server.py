@@ -1,8 +1,8 @@
 """The server's side of `fork_client`: `python -m builders.execution.fork_server SOCKET MODULE ...`.
 
-It imports the modules, then answers three messages until the other end of the socket is closed: {"start": WORKDIR},
-which comes with the job's lifeline and log as open files, with [pid], or [] where it cannot be forked; {"kill": pid},
-which kills the pid's group; {"take": pid}, once it has ended, with its exit status and its CPU time in seconds.
+It imports the modules, then answers three messages until the client closes the socket. {"start": WORKDIR} has two open
+files, the job's lifeline and log; the answer is [pid], or [] if the fork fails. {"kill": pid} kills the pid's group.
+{"take": pid}, after the process has ended, is answered with its exit status and its CPU time in seconds.
 """
 
 import gc
@@ -25,7 +25,7 @@ from builders.execution.process import Start, spawn, variables_of
 
 
 def main(control: socket.socket, modules: list[str]) -> None:
-    """Import the modules, without those that fail, and answer until the socket is closed. Jobs report failures."""
+    """Import the modules, then answer until the socket is closed. Failed imports are skipped: jobs report them."""
     for name in modules:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -36,7 +36,7 @@ def main(control: socket.socket, modules: list[str]) -> None:
 
 @contextmanager
 def fork_here() -> Iterator[Start]:
-    """A `Start` that forks from a copy of the current process, made on entry: for a job that starts another process.
+    """A `Start` that forks from a copy of this process, which is made on entry: for a job that starts another process.
 
     It spawns instead on systems other than Linux, if this process has other threads, and if its environment variables
     or module path have changed since. The copy ends with the context, and is killed with this process.
@@ -53,7 +53,7 @@ def fork_here() -> Iterator[Start]:
 
 
 def _has_one_thread() -> bool:
-    """Counts threads that Python did not start, too. False if the system does not report them."""
+    """Whether this process has one thread, also counting threads that Python did not start. False if unknown."""
     with suppress(OSError):
         return len(list(Path("/proc/self/task").iterdir())) == 1
     return False
@@ -76,12 +76,12 @@ def _copy_process(theirs: socket.socket, ours: socket.socket) -> Callable[[], ob
 
 
 def _end_of(pid: int) -> None:
-    with suppress(ChildProcessError):  # the job's own code may have taken its status
+    with suppress(ChildProcessError):  # the job's own code may have waited for it
         os.waitpid(pid, 0)
 
 
 def _serve(control: socket.socket) -> None:
-    """Answer until the socket is closed."""
+    """Answer messages until the socket is closed."""
     while True:
         message, fds, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
         if not message:
@@ -106,7 +106,7 @@ def _fork(control: socket.socket, workdir: Path, files: list[int]) -> list[float
 
 
 def _run_job(workdir: Path, lifeline: int, log: int) -> NoReturn:
-    """Run a job as a spawned interpreter would, up to its exit status."""
+    """Run a job and exit with its status, as a spawned interpreter would."""
     status = 1
     try:
         parent = os.getppid()
@@ -130,10 +130,10 @@ def _run_job(workdir: Path, lifeline: int, log: int) -> NoReturn:
 
 
 def _kill(pid: int) -> list[float]:
-    """Kill a job's process group, or the process if it leads none yet. Its number stays its own until `_take`."""
+    """Kill a job's process group, or the process if it leads none yet. Its pid is not reused before `_take`."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # it has not come as far as to lead a group
+    except ProcessLookupError:  # the process does not lead a group yet
         os.kill(pid, signal.SIGKILL)
     return []
 

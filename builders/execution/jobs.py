@@ -1,7 +1,7 @@
 """A job (a request that runs in its own process): its limits, needs, executors and events.
 
-A request travels as JSON: the name under which its class is imported, and its fields as `enginesmith.core.codec` writes
-them. Events go to a watch in their order, from the thread that runs the job; their `name` is the job's.
+A request is sent as JSON: the name under which its class is imported, and its fields as `enginesmith.core.codec`
+encodes them. The thread that runs a job passes events to its watch in order; their `name` is the job's.
 """
 
 import importlib
@@ -32,7 +32,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The job is in the queue. why: what it waits for: a slot, memory, a node that has yet to come."""
+    """The job is in the queue. why: what it waits for: a slot, memory, a new node."""
 
     name: str
     why: str
@@ -40,7 +40,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Started:
-    """The job has left the queue. where: 'here', or the name of a node; told again after a retry."""
+    """The job has left the queue. where: 'here', or the name of a node. Sent again after a retry."""
 
     name: str
     where: str = "here"
@@ -48,7 +48,7 @@ class Started:
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The job has entered a phase, by its own words (`process.enter_phase`)."""
+    """The job has reported that it entered a phase (`process.enter_phase`)."""
 
     name: str
     phase: str
@@ -64,7 +64,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class MemoryHeld:
-    """The job's peak of memory is now this high, in MiB; told when it has grown markedly."""
+    """The job's peak memory so far, in MiB; sent when it has grown markedly."""
 
     name: str
     mib: float
@@ -87,7 +87,7 @@ class ProcessEnded:
 
 
 JobEvent = Waiting | Started | PhaseEntered | Printed | MemoryHeld | Retrying | ProcessEnded
-# Gets each event of a job; what it raises stops the job.
+# Gets each event of a job. An exception that it raises stops the job.
 Watch = Callable[[JobEvent], object]
 
 
@@ -100,7 +100,7 @@ class ProcessLimits:
     """Limits of a step's process: seconds, and MiB of memory. A process beyond either is killed.
 
     raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
-    memory_mib: of the process and those that it starts.
+    memory_mib: of the process and its descendants.
     """
 
     timeout_s: float = 1800.0
@@ -139,13 +139,13 @@ class WorkerContext:
 
 
 class Request(Protocol[Result_co]):
-    """Work as a value: a frozen dataclass that `enginesmith.core.codec` can write, with the method that does it.
+    """A unit of work: a frozen dataclass that `enginesmith.core.codec` can encode, with a method that does the work.
 
-    Its class, and that of its result, are found by import, in the worker as in the driver.
+    Worker and driver import its class and the class of its result.
     """
 
     def run(self, context: WorkerContext) -> Result_co:
-        """The result of the work, which is done in the calling process. Raises EnginesmithError."""
+        """Do the work in the calling process, and return its result. Raises EnginesmithError."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Executor(Protocol):
     """Runs jobs, each in a fresh process; blocking and thread-safe."""
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
-        """The result of the job's request, tried again where that may help (`builders.execution.local`).
+        """The result of the job's request, which is retried if that may help (`run_with_retries`).
 
         Raises StepError (`errors.StepError` lists its kinds), or the EnginesmithError that the request raised.
         """
@@ -220,18 +220,18 @@ def result_type(request: Request[Result]) -> type[Result]:
     return kind
 
 
-# How many tries, and what changes:
+# Which failures are retried:
 #
-# | kind | tried again | with what changed |
+# | kind | retried | change |
 # |---|---|---|
 # | error, timeout, cancelled, no-node | no | the same would happen |
-# | crash | once, on a cluster | on another node, if one suits; on a lone host what crashes crashes again |
-# | memory (its own limit) | once, if it can be reduced | the reduced request; the limit is the user's and stays |
-# | node-memory | once | the reduced request if there is one, and more memory asked of the scheduler |
-# | node-lost | `MOST_LOST` times | elsewhere |
+# | crash | once, on a cluster | another node, if one is suitable; on a single host the crash would happen again |
+# | memory (the job's limit) | once, if the request can be reduced | the reduced request; the user's limit stays |
+# | node-memory | once | the reduced request if there is one, and more memory reserved by the scheduler |
+# | node-lost | `MOST_LOST` times | another node |
 
 MOST_LOST = 3
-# Memory to ask for over the measured peak: it is measured every `process.TICK_S`, and the next one may be higher.
+# Factor of the memory to reserve over the measured peak, which may be exceeded between samples (`process.TICK_S`).
 _ROOM = 1.25
 _ONCE = ("crash", "memory", "node-memory")
 
@@ -251,7 +251,7 @@ def run_with_retries(
     """Result of `attempt(job, other_node)`, retried by the rules above. clustered: whether there are more hosts.
 
     watch: gets each event of the job.
-    Raises what `attempt` raises; after several tries with all their reasons, as StepError.
+    Raises what `attempt` raises; after several tries, a StepError with all their reasons.
     """
     failures: list[StepError] = []
     on_other_node = False
@@ -264,7 +264,7 @@ def run_with_retries(
             if next_attempt is None:
                 raise _summarize(failures) from error
         except (UnavailableError, IntegrityError):
-            raise  # says nothing about the job
+            raise  # not a failure of the job
         except EnginesmithError as error:
             if not failures:
                 raise
@@ -298,13 +298,13 @@ def reduce(job: Job[Result]) -> Job[Result]:
 
 
 def more_memory(job: Job[Result], peak_mib: float) -> Job[Result]:
-    """The job with needs of twice the memory, or 1.25 times its measured peak where that is more, up to its limit."""
+    """The job with twice the memory in its needs, or 1.25 times its measured peak if that is more, up to its limit."""
     request_mib = max(2 * job.needs.memory_mib, int(_ROOM * peak_mib))
     return replace(job, needs=replace(job.needs, memory_mib=min(request_mib, job.limits.memory_mib)))
 
 
 def _summarize(failures: Sequence[StepError]) -> StepError:
-    """The last failure, its message with the first lines of the earlier ones."""
+    """The last failure, with the first lines of the earlier ones in its message."""
     cause = failures[-1]
     if len(failures) == 1:
         return cause

@@ -13,10 +13,10 @@ from builders.execution.jobs import Job, Result, Started, Waiting, Watch, ignore
 from builders.execution.process import Start, run_job, spawn
 from enginesmith.core.errors import StepError, UnavailableError
 
-# Work folders that go away, even after a SIGKILL: the next one made on the same host removes those left behind.
+# Work folders are removed even after a SIGKILL: the next process that makes one on the host removes abandoned ones.
 #
-# The process that uses a folder holds a lock (flock(2)) on a file in it, which the kernel drops when that process dies,
-# however it dies. So a folder whose lock can be taken is in use by no process.
+# The process that uses a folder holds a lock (flock(2)) on a file in it. The kernel releases the lock when the process
+# ends in any way, so a folder whose lock can be taken is in use by no process.
 
 _PREFIX = "enginesmith-"
 _LOCK = ".in-use"
@@ -24,7 +24,7 @@ _LOCK = ".in-use"
 
 @contextmanager
 def workdir() -> Iterator[Path]:
-    """A fresh folder under the system's temporary folder, removed at the end. Raises UnavailableError without room."""
+    """A new folder in the system's temporary folder, removed at the end. Raises UnavailableError if that fails."""
     try:
         folder, lock = _make()
     except OSError as error:
@@ -46,7 +46,7 @@ def require_plain(folder: Path, title: str) -> None:
 
 
 def remove_left_behind(parent: Path) -> None:
-    """Remove the work folders under `parent` whose process is gone; other users' are left alone."""
+    """Remove the work folders under `parent` whose process has ended, except those of other users."""
     for lock_path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
             lock = os.open(lock_path, os.O_RDWR)
@@ -62,7 +62,7 @@ def remove_left_behind(parent: Path) -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """A new folder, and the lock on it. Until it is locked another process may remove it as one left behind."""
+    """A new folder, and the lock on it. Tries again if another process removed the folder before it was locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -112,8 +112,8 @@ class LocalExecutor:
 
     @contextmanager
     def _all_slots(self, job: Job[object], watch: Watch) -> Iterator[None]:
-        """Hold every slot, each as it comes free, so that new jobs cannot keep this one waiting. One job at a time does
-        so: two would each hold slots that the other needs."""
+        """Hold every slot; each is taken as soon as it is free, so that new jobs do not delay this one. One job at a
+        time may do this: two would each hold slots that the other needs."""
         with self._hold_slot(self._alone, job, watch, ALONE), ExitStack() as slots:
             for _ in range(self._jobs):
                 slots.enter_context(self._hold_slot(self._slots, job, watch, ALONE))

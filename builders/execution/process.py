@@ -31,13 +31,12 @@ from builders.execution.jobs import (
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import StepError, error_from_json
 
-# Memory of a job's processes: how much they hold, and how often the kernel has killed for want of it.
+# Memory of a job's processes, and how often the kernel has killed a process because memory ran out.
 #
-# What counts is memory that the kernel cannot take back: without the pages of mapped files, such as the weights of a
-# large model, which it drops when it needs them. It is asked for every `process.TICK_S` of every running job. psutil
-# finds children by reading the status of every process of the machine, which takes milliseconds where hundreds run;
-# Linux lists a thread's children (proc(5), since 3.5, where the kernel is built with CONFIG_PROC_CHILDREN, as
-# distributions' are).
+# Pages of mapped files, such as the weights of a large model, do not count: the kernel drops them when it needs memory.
+# The memory of every running job is measured every `process.TICK_S`. psutil finds children by reading the status of
+# every process of the machine, which takes milliseconds if hundreds run. Linux lists a thread's children (proc(5),
+# since 3.5, if the kernel is built with CONFIG_PROC_CHILDREN, as in distributions).
 #
 # Source of the kernel's counts: Linux' cgroup-v2.rst (memory.events: oom_kill counts the cgroup's processes killed by
 # any OOM killer) and /proc/vmstat's oom_kill (since 4.13), which counts the whole machine and so other jobs' processes
@@ -47,7 +46,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
-    """How often the kernel has killed a process of this cgroup, or else of this machine; 0 where it does not say."""
+    """How often the kernel killed a process of this cgroup, or else machine, for lack of memory; 0 if unknown."""
     cgroup = next((line[3:].lstrip("/") for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "")
     cgroup_kills = _count_kills(cgroups / cgroup / "memory.events")
     return cgroup_kills if cgroup_kills is not None else _count_kills(proc / "vmstat") or 0
@@ -76,14 +75,14 @@ def held_mib(pid: int) -> float:
 
 
 def _held_kib(pid: int) -> int:
-    """Resident memory of one process without the pages of files, which kernels before Linux 4.5 do not tell apart."""
+    """Resident memory of one process without mapped files, or with them on Linux before 4.5, in KiB."""
     fields = dict(line.split(":", 1) for line in _text(f"/proc/{pid}/status").splitlines() if ":" in line)
     resident_kib, mapped_kib = (int(fields.get(name, "0 kB").split()[0]) for name in ("VmRSS", "RssFile"))
     return resident_kib - mapped_kib
 
 
 def _family(pid: int) -> Iterator[int]:
-    """A process and its descendants, as far as they are still there."""
+    """The pids of a process and its descendants that still exist."""
     yield pid
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names are all that is wanted
@@ -114,11 +113,11 @@ def _by_psutil(pid: int) -> float:
     return total / 1024
 
 
-# How a job's process comes to be: as a new interpreter (`spawn`), or forked from one that is warm (`fork_client`).
+# A job's process is a new interpreter (`spawn`), or a fork of one that has imported its modules (`fork_client`).
 
-# How an interpreter is started; -P keeps its current folder out of what it imports.
+# The command of an interpreter; -P excludes the current folder from its module path.
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
-# Names the folder of a job to the job's own process.
+# The environment variable with the job's folder, in the job's own process.
 FOLDER_VARIABLE = "ENGINESMITH_JOB_FOLDER"
 
 
@@ -145,7 +144,7 @@ class Child(Protocol):
         """Kill the remaining processes of its group, and read its status."""
 
 
-# Starts a process of `builders.execution.child` in a work folder, with its output in job.log there. The number is the
+# Starts a process of `builders.execution.child` in a work folder, with its output in job.log there. The integer is the
 # file descriptor of a pipe: when it closes, the process and its group are killed.
 Start = Callable[[Path, int], Child]
 
@@ -153,7 +152,7 @@ Start = Callable[[Path, int], Child]
 def spawn(workdir: Path, lifeline: int, python: Path | None = None) -> Child:
     """Start a new interpreter for the job in `workdir`. Raises OSError.
 
-    python: the interpreter of another environment, which finds its modules by itself; None for this one's.
+    python: the interpreter of another environment, which finds its own modules; None for this process's interpreter.
     """
     command = [*module_command(python), "builders.execution.child", str(workdir), str(lifeline), str(os.getpid())]
     with (workdir / "job.log").open("wb") as log:
@@ -194,7 +193,7 @@ def is_readable(descriptor: int, within_s: float | None) -> bool:
 
 
 def _descriptor(pid: int) -> int | None:
-    """A file that can be read when the process has ended; None where there is none (not Linux, a sandbox)."""
+    """A descriptor that is readable when the process has ended; None if there is none (not Linux, a sandbox)."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -226,15 +225,15 @@ class _Spawned:
         return Ended(self.process.returncode, usage.ru_utime + usage.ru_stime)
 
 
-# Runs one request in a process of its own, within limits, so that it can crash, hang or eat memory alone.
+# Runs one request in a process of its own, within limits: a crash, a hang or high memory use affects that process only.
 #
-# The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`starting`); the child runs it
-# and leaves WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a session and
-# process group of its own: when it ends or passes a limit, and when its parent dies (however it does), the whole group
-# is killed.
-# It runs with WORKDIR as its current and its temporary folder, so that arguments name absolute paths and files left
-# behind vanish with WORKDIR. A job that has promised to end when asked (`heed_stop`) is asked before it is killed for
-# its time or because it was cancelled, and has `GRACE_S` to save what it measured.
+# The caller writes WORKDIR/job.json and starts `builders.execution.child` with WORKDIR (`_start`). The child runs the
+# request and writes WORKDIR/result.json, by atomic rename; its output goes to WORKDIR/job.log. The child leads a
+# session and process group of its own. The group is killed when the child ends or passes a limit, and when its parent
+# dies in any way.
+# The child's current and temporary folder is WORKDIR: arguments name absolute paths, and files left behind vanish with
+# WORKDIR. A job that promised to end when asked (`heed_stop`) is asked before a timeout or cancellation kills it, and
+# has `GRACE_S` to save its measurements.
 #
 # The memory limit is on what the process and its descendants hold (`held_mib`), read every `TICK_S`; a limit on
 # address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
@@ -242,7 +241,7 @@ class _Spawned:
 
 # Seconds between two polls of a job.
 TICK_S = 0.05
-# The end of a job's output that an error carries.
+# How much of the end of a job's output an error contains.
 LOG_TAIL_BYTES = 16_384
 # How long a job that promised to end when asked (`heed_stop`) may take for it.
 GRACE_S = 10.0
@@ -261,9 +260,9 @@ def run_job(
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
     `cancelled` is called every `TICK_S`. `watch` gets the events of phases, output, memory and usage; the executor
-    tells it the rest. start: starts the process. Raises the EnginesmithError that the request raised (class and
+    sends the others. start: starts the process. Raises the EnginesmithError that the request raised (class and
     message), or StepError: kind 'error' (any other exception, or an exit without a result), 'crash' (a signal),
-    'timeout', 'memory', 'node-memory' (the kernel killed it for that) or 'cancelled', with the end of the log.
+    'timeout', 'memory', 'node-memory' (killed by the kernel for memory) or 'cancelled', with the end of the log.
     """
     workdir = workdir.resolve()
     kills_before = oom_kills()
@@ -342,7 +341,7 @@ class _Observer:
         self._told_mib = self.peak_mib = 0.0
 
     def weigh(self, used_mib: float) -> None:
-        """Measure its current memory, and report a clearly higher peak."""
+        """Record the current memory, and report a clearly higher peak."""
         self.peak_mib = max(self.peak_mib, used_mib)
         if self.peak_mib > max(1.1 * self._told_mib, self._told_mib + _NOTABLE_MIB):
             self._told_mib = self.peak_mib
@@ -358,14 +357,14 @@ class _Observer:
             self._watch(PhaseEntered(self._name, phase))
         with (self._workdir / "job.log").open("rb") as log:
             log.seek(self._seen_bytes)
-            # In pieces: a job that prints without end must not keep this from looking at its limits.
+            # In pieces: a job that prints without end must not delay the checks of its limits.
             new_bytes = log.read(LOG_TAIL_BYTES)
         self._seen_bytes += len(new_bytes)
         if text := self._decode(new_bytes):
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:
-        """Report the remaining output, and the usage with this CPU time. The job's own error hides an OSError."""
+        """Report the remaining output, and the usage with this CPU time. An OSError would hide the job's own error."""
         previous_bytes = -1
         with suppress(OSError):
             while previous_bytes != self._seen_bytes:
@@ -377,7 +376,7 @@ class _Observer:
 def _watch(
     child: Child, job: Job[object], is_cancelled: Callable[[], bool], observer: _Observer
 ) -> tuple[str, str] | None:
-    """Wait for the process; None when it ended by itself, else why it has to die, as (kind, reason)."""
+    """Wait for the process; None if it ended by itself, else the (kind, reason) for killing it."""
     limits = job.limits
     deadline = time.monotonic() + limits.timeout_s
     tick_s = 0.0
@@ -396,7 +395,7 @@ def _watch(
 
 
 def _ask_to_end(child: Child, workdir: Path) -> None:
-    """Ask a job that heeds it to end, and wait up to `GRACE_S` for that."""
+    """Ask a job that called `heed_stop` to end, and wait up to `GRACE_S`."""
     if not (workdir / _HEEDS).exists():
         return
     with suppress(OSError):
@@ -407,14 +406,14 @@ def _ask_to_end(child: Child, workdir: Path) -> None:
 
 
 def _result(job: Job[Result], status: int, workdir: Path) -> Result:
-    """The child's result: a value to return, an error to raise, or nothing."""
+    """The value of the child's result. Raises the error that the result has, or `ended_error` without a result."""
     path = workdir / "result.json"
     if not path.exists():
         raise ended_error(job.name, status, log_tail(workdir))
     result = json.loads(path.read_text())
     if "error" in result:
         error = error_from_json(result)
-        if isinstance(error, StepError):  # of a process that the job itself had started
+        if isinstance(error, StepError):  # from a process that the job itself had started
             error.log = error.log or log_tail(workdir)
         raise error
     if exception := result.get("exception"):
@@ -423,7 +422,7 @@ def _result(job: Job[Result], status: int, workdir: Path) -> Result:
 
 
 def ended_error(name: str, status: int, log: str = "") -> StepError:
-    """The error for a process that left no result. name: how it calls the process.  status: as `Popen.returncode`."""
+    """The error for a process that left no result. name: the process, in the text.  status: as `Popen.returncode`."""
     if status >= 0:
         return StepError(f"{name}: ended with exit status {status} and no result", "error", log)
     hint = " (the kernel does that when memory runs out; see dmesg)" if -status == signal.SIGKILL else ""

@@ -1,7 +1,7 @@
-"""Taking credentials out of text that others will read: compilers' logs, reasons of failures.
+"""Removes credentials from text that others will read: compilers' logs, reasons of failures.
 
-Two rules: the values of this process's environment variables whose names say that they are secret, and forms that
-credentials have wherever they come from. A secret in another form that the environment does not hold is not found.
+It hides the values of this process's environment variables whose names suggest secrets, and the usual forms of
+credentials from any source. A secret in another form that is not in the environment is not found.
 Standard library only, so that a build worker can use it with its own environment.
 """
 
@@ -15,7 +15,7 @@ _SHORTEST = 6
 _SECRET_NAME = re.compile(
     r"(?i)(secret|passw|passphrase|token(?!iz)|credential|api_?key|access_?key|private_?key|auth(?!or)|cookie)|_key$|_pwd$|_pass$"
 )
-# A variable that names a place and may hold a password: only the user information of its URL is secret.
+# Variables with a path or URL, which may contain a password: only the user information of a URL is secret.
 _PLACE_NAME = re.compile(r"(?i)(_file|_path|_dir|_sock|_url|_uri|_proxy|signing_key)$")
 _NAMED = (
     r"(?:secret(?:[_-]?access)?[_-]?key|secret|passwo?r?d|passphrase|api[_-]?key|private[_-]?key|"
@@ -26,8 +26,8 @@ _TOKENS = (
     r"xox[abprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _NAMES = ("secret", "passw", "passphrase", "api", "private", "token", "x-amz-")
-# (words of which a text in this form has one, in lower case; the form; what takes its place). Looking for the words
-# first takes a hundredth of the time. Only the last form goes beyond a line: a log is scrubbed in pieces of lines.
+# (lower-case words, one of which is in each match; the pattern; its replacement). Searching for the words first takes
+# a hundredth of the time. Only the last pattern spans lines: a log is scrubbed in pieces of whole lines.
 _FORMS = (
     # user:password@ and token@ in a URL (RFC 3986, section 3.2.1)
     (("://",), re.compile(r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/?#@'\"]{1,1024}@"), rf"\1{HIDDEN}@"),

@@ -1,1 +1,1 @@
-"""ONNX graphs as compilers want them: inner graphs, plain names, settled shapes, safe divisions, equal structure."""
+"""Rewrites ONNX graphs for compilers: inner graphs, plain names, constant shapes, safe divisions, equal structure."""

@@ -71,12 +71,12 @@ def drop_unread(graph: "GraphProto") -> None:
     """Remove the initializers that no node reads and no output is, in place."""
     operand_names = {name for node in graph.node for name in list_reads(node)} | {value.name for value in graph.output}
     live_tensors = [tensor for tensor in graph.initializer if tensor.name in operand_names]
-    if len(live_tensors) < len(graph.initializer):  # setting them copies weights
+    if len(live_tensors) < len(graph.initializer):  # setting the field copies weights
         set_items(graph.initializer, live_tensors)
 
 
 def opset_of(model: "onnx.ModelProto", default: int = 0) -> int:
-    """The opset of ONNX's own operators. default: of a model that has none."""
+    """The opset of ONNX's own operators. default: the result for a model that declares none."""
     return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=default)
 
 
@@ -88,7 +88,7 @@ def copied(message: Message) -> Message:
 
 
 def chain_of_additions(count: int) -> "onnx.ModelProto":
-    """A model of `count` additions of c (float32 [m]), each to the result of the one before, from x to y."""
+    """A model of `count` additions from x to y: each adds c (float32 [m]) to the previous result."""
     from onnx import parser
 
     names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
@@ -97,11 +97,11 @@ def chain_of_additions(count: int) -> "onnx.ModelProto":
     return parser.parse_model(text)
 
 
-# Rewrites integer divisions by data, for compilers whose code leaves them to the processor.
+# Rewrites integer divisions by data, for compilers whose code does not check the divisor.
 #
-# x86 ends the process at an integer division by zero, and at that of the lowest number by -1; ONNX defines neither.
-# Here a quotient or remainder by zero is 0, as on ARM, and the lowest number divided by -1 is itself, as integers of a
-# fixed width wrap. Divisors that are constants or computed from shapes stay as they are: compilers read sizes there.
+# x86 ends the process at an integer division by zero, and at a division of the lowest number by -1. ONNX defines
+# neither. Here a quotient or remainder by zero is 0, as on ARM, and the lowest number divided by -1 is itself, as
+# fixed-width integers wrap. Divisors that are constants or computed from shapes stay: compilers read sizes there.
 
 _DIVISIONS = ("Div", "Mod")
 _SIGNED = (3, 5, 6, 7)  # onnx.TensorProto: INT8, INT16, INT32, INT64
@@ -152,8 +152,8 @@ def _rewrite(graph: "onnx.GraphProto", typed: "onnx.GraphProto", outer: Mapping[
 
 
 def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]":
-    """The nodes in the place of a division: by 1 where the divisor is 0 or -1, and for `Div` the quotient times that
-    divisor. kind: ONNX's element type."""
+    """The nodes that replace a division. They divide by 1 where the divisor is 0 or -1, and for `Div` multiply the
+    quotient by that divisor. kind: ONNX's element type."""
     from onnx import helper
 
     divisor, result = node.input[1], node.output[0]
@@ -186,22 +186,22 @@ def _guard_division(node: "onnx.NodeProto", kind: int) -> "list[onnx.NodeProto]"
     return nodes
 
 
-# An ONNX model under plain names, for compilers that make identifiers of the names in a graph.
+# A copy of an ONNX model with plain names, for compilers that make identifiers of the names in a graph.
 #
-# TVM reads the name of a dimension as arithmetic ('seq-len' is seq minus len) and changes the names of inputs until
-# they are identifiers; MLIR's importers make a function's name of the graph's. In the copy every name is a letter and a
+# TVM parses the name of a dimension as arithmetic ('seq-len' is seq minus len) and changes the names of inputs until
+# they are identifiers; MLIR's importers name a function after the graph. In the copy each name is a letter and a
 # number. `Names` puts the model's own names back into the compiler's messages.
 
 GRAPH = "main"
-# Older models are lifted to it where onnx's converter can.
+# Older models are converted to this opset if onnx's converter can do it.
 LOWEST_OPSET = 17
 _PLAIN = re.compile(r"\b[vnd]\d+\b")
 
 
 @dataclass(frozen=True)
 class Names:
-    """The model's own names behind the plain ones of a copy. original_names: plain name -> the model's own, quoted: of
-    values v0.., nodes n0.. (with their operator), dims d0..."""
+    """Maps plain names of a copy to the model's own. original_names: plain name -> quoted original name: values are
+    v0.., nodes n0.. (the original has their operator too), dims d0..."""
 
     original_names: dict[str, str]
 
@@ -221,11 +221,11 @@ def check_model(model: Path) -> None:
 
 
 def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
-    """The model in the file with plain names, external data taken in, without documentation; and its own names.
+    """The model in the file with plain names, its external data included, without documentation; and its `Names`.
 
-    Names are given in the order of the graph, so that equal models give equal copies. Integer divisions that could end
-    the process are rewritten (`builders.onnx_graphs.bodies`); old opsets are lifted where they can be.
-    Raises ModelError when the file is no valid ONNX model.
+    Names are numbered in the order of the graph: equal models give equal copies. Integer divisions that could end the
+    process are rewritten (`guard_divisions`); old opsets are converted where possible.
+    Raises ModelError if the file is not a valid ONNX model.
     """
     import onnx
 
@@ -338,9 +338,9 @@ def list_libraries(path: Path) -> Libraries:
 
 
 def list_shards(path: Path) -> tuple[str, ...]:
-    """The digests of the shards and of the libraries that the graph in a file names, sorted; () for a graph in one
-    piece, and for a file that is no graph, whose reader reports the error. Raises ModelError for weights in a file
-    that is no shard, and as `list_libraries` does."""
+    """The digests of the shards and libraries that the graph in a file names, sorted. () for a graph in one piece, and
+    for a file that is no graph, whose reader reports the error. Raises ModelError if weights are in a file that is
+    no shard, and as `list_libraries` does."""
     shard_names = list_weight_files(path)
     if bad_names := [name for name in shard_names if not is_digest(name)]:
         raise ModelError(f"{path.name} keeps weights in {bad_names[0][:80]!r}, which is not a shard; build it again")
@@ -357,18 +357,18 @@ def list_weight_files(path: Path) -> tuple[str, ...]:
 
 
 def has_shards(path: Path) -> bool:
-    """Whether the weights of the graph in a file lie in shards."""
+    """Whether the weights of the graph in a file are in shards."""
     return any(map(is_digest, list_weight_files(path)))
 
 
 def graph_bytes(path: Path) -> int:
-    """Bytes of a graph's file and of the files that its weights lie in."""
+    """Bytes of a graph's file and of the files with its weights."""
     files = (path.parent / name for name in list_weight_files(path))
     return path.stat().st_size + sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _locations(data: mmap.mmap) -> Iterator[str]:
-    """The files that the weights of the main graph lie in."""
+    """The names of the files with the weights of the main graph."""
     for graph in (field for field in fields(data, 0, len(data)) if field.number == _GRAPH):
         for tensor in inner_fields(data, graph, _INITIALIZER):
             for entry in inner_fields(data, tensor, _EXTERNAL_DATA):

@@ -26,11 +26,11 @@ from builders.onnx_graphs.weights import (
 from builders.onnx_graphs.wire import Field, decode, fields
 from enginesmith.core.errors import ModelError, is_digest
 
-# An ONNX graph without the bytes of its large weights, for what looks at nodes, types and shapes alone; and without
+# An ONNX graph without the bytes of its large weights, for code that reads only nodes, types and shapes; and without
 # long lists in attributes, as tree ensembles have them.
 #
-# To parse a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond. Lists of numbers
-# take six times their size once they are parsed, and each copy of the graph takes that again.
+# Parsing a file of 90 MB takes 0.1 s and twice its size in memory; its outline takes a millisecond. A parsed list of
+# numbers takes six times its size, and each copy of the graph takes as much again.
 
 # Of ModelProto, GraphProto, NodeProto (its domain's number is that of a model's graph) and TensorProto.
 _GRAPH, _NODE, _INITIALIZER, _ATTRIBUTE, _DOMAIN, _DATA_TYPE, _RAW_DATA = 7, 1, 5, 5, 7, 2, 9
@@ -40,8 +40,8 @@ OUTLINED_BYTES = 8 << 20
 _READ = (TensorProto.INT64, TensorProto.INT32, TensorProto.STRING)
 # Attributes of that domain with as many bytes are lists, which nothing here reads.
 _LISTS_DOMAIN, _LONG_BYTES = "ai.onnx.ml", 1 << 16
-# Begins the name of an attribute that says where another one lies. Two underscores, so that onnx's checker lets it be;
-# the rest is drawn in each process, so that no file can have one.
+# The prefix of an attribute that names the place of a list in a file. onnx's checker allows names with two underscores;
+# each process draws the rest at random, so that no file can have one.
 _OUTSIDE = f"__{secrets.token_hex(8)}_"
 _Data = mmap.mmap | bytes
 _Parts = list[bytes | memoryview]
@@ -173,7 +173,7 @@ def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts
 
 
 def _first_text(data: _Data, message: Field) -> str:
-    """The name with which an attribute begins; '' where it begins with something else."""
+    """The name at the start of an attribute; '' if it starts with another field."""
     first_field = next(fields(data, message.begin, message.end), None)
     return decode(data, first_field) if first_field and first_field.number == 1 else ""
 
@@ -282,7 +282,7 @@ def write_graph(model: ModelProto, path: Path) -> None:
 
 
 def in_shards(model: ModelProto) -> bool:
-    """Whether weights of the graph lie in shards."""
+    """Whether weights of the graph are in shards."""
     files = (place_of(tensor)[0] for tensor in model.graph.initializer if is_external(tensor))
     return any(is_digest(Path(file).name) for file in files)
 
@@ -320,7 +320,7 @@ def _groups(tensors: Sequence[TensorProto], most_bytes: int) -> Iterator[list[Te
 
 
 def _write_shard(tensors: Sequence[TensorProto], folder: Path) -> None:
-    """Write tensors into one shard and say so in them; files with one loose weight are removed."""
+    """Write tensors into one shard, and set their places; files with one loose weight are removed."""
     hasher, spans, size = hashlib.sha256(), list[tuple[int, int]](), 0
     partial_path = folder / "shard.partial"
     with partial_path.open("wb") as stream:

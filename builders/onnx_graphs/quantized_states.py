@@ -1,11 +1,11 @@
-"""States that an engine takes and gives as int8, such as a cache of keys and values.
+"""States that an engine reads and writes as int8, such as a cache of keys and values.
 
-The graph that is proven computes in floating point at its ends: each state is rounded to a multiple of its scale behind
-the input, and again before the output (`quantize_states`; ONNX QuantizeLinear and DequantizeLinear, zero point 0). The
-engine that is compiled has the same values as int8 at its ends (`with_int8_states`). A multiple of the scale that is
-divided by it and rounded is that multiple again, so that a state loses nothing from step to step.
+The reference graph has floating-point inputs and outputs: each state is rounded to a multiple of its scale behind the
+input, and again before the output (`quantize_states`; ONNX QuantizeLinear and DequantizeLinear, zero point 0). The
+compiled engine has the same values as int8 inputs and outputs (`with_int8_states`). Quantizing a multiple of the scale
+gives the same multiple again, so that a state loses nothing from step to step.
 
-Of a cache that grows, an output that is the input with more rows behind it, only the new rows are rounded.
+If an output is the input with more rows behind it (a growing cache), only the new rows are rounded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ def _round_output(graph: GraphProto, state: QuantizedState, constants: Sequence[
 
 
 def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
-    """Give the output before it is dequantized; where it is a cache with new rows, join these as int8."""
+    """Make the int8 value before dequantization the output; for a cache with new rows, join the rows as int8."""
     _set_int8(graph.output, state.output)
     index, producer = _producer(graph, state.output)
     real_name = f"{_place(state)}/real"
@@ -101,7 +101,7 @@ def _place(state: QuantizedState) -> str:
 
 
 def _producer(graph: GraphProto, tensor: str) -> tuple[int, NodeProto]:
-    """The index of the node that makes a tensor, and the node."""
+    """The index of the node that computes a tensor, and the node. Raises ModelError if there is none."""
     for index, node in enumerate(graph.node):
         if tensor in node.output:
             return index, node

@@ -14,12 +14,11 @@ from builders.onnx_graphs.bodies import list_reads, set_items
 from enginesmith.arrays import Array
 from enginesmith.core.types import Rows
 
-# The part of a graph that computes weights from constants: a quantized weight is dequantized in every run of a graph
-# that is run as it is written, and one that is kept in float also quantized.
+# The part of a graph that computes weights from constants. A graph that is run as it is written dequantizes a
+# quantized weight in every run, and also quantizes a weight that is stored in float.
 #
-# Its results are the same in every run, so that it can be run once. They become inputs of what is left and not
-# constants of it: a runtime lays constant factors out anew and then adds in another order, so that other bits would
-# come out.
+# The results are the same in every run, so this part can be run once. They become inputs of the rest, not constants:
+# a runtime changes the layout of constant factors and then adds in another order, which gives other bits.
 
 CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
 # Minimum number of axes of a weight. A smaller constant may be a size, which a runtime needs when it opens the graph.
@@ -71,7 +70,7 @@ def _list_converting(graph: GraphProto) -> list[NodeProto]:
 
 
 def _makes_floats(node: NodeProto, graph: GraphProto, result_names: set[str]) -> bool:
-    """Whether a converting node makes float32, as far as the node and the constants it reads say so."""
+    """Whether a converting node's result is float32, as far as the node and the constants it reads show."""
     if node.op_type == "Cast":
         return any(attribute.name == "to" and attribute.i == TensorProto.FLOAT for attribute in node.attribute)
     if node.op_type == "QuantizeLinear" or node.input[1] in result_names:
@@ -156,7 +155,7 @@ def find_tables(graph: GraphProto) -> dict[str, int]:
     return tables
 
 
-# Operators that mix rows, so that their place or number is no selection's.
+# Operators that mix rows: their result has no rows of a selection.
 _MIXING = frozenset(("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU"))
 
 
@@ -224,19 +223,19 @@ def _follow(name: str, makers: Mapping[str, NodeProto]) -> str:
     return name
 
 
-# Reshapes whose shape is computed from sizes, with that shape as a constant.
+# Replaces a Reshape's computed shape by a constant.
 #
-# Exporters write `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))`. What it comes to follows from the sizes of the
-# tensors, and compilers that see a tensor there, where a shape is meant, refuse the node.
+# Exporters write `Reshape(x, Concat(Gather(Shape(x), 0), [-1]))`. The sizes of the tensors determine this shape.
+# Compilers refuse the node if its shape is a computed tensor.
 
 # A size; the name of a dynamic dim; None for one of which nothing is known.
 Dims = Sequence[int | str | None]
 
 
 def settle_shapes(model: "onnx.ModelProto") -> None:
-    """Write each Reshape's shape as a constant where shape inference knows all of its sizes but one, in place.
+    """Write each Reshape's shape as a constant if shape inference knows all of its sizes but one, in place.
 
-    A dynamic size that is that of the input at the same place is copied (0). Nodes that nothing reads then are dropped.
+    A dynamic size equal to the input's at the same axis is copied (0). Nodes that nothing reads then are removed.
     """
     _lift_constants(model.graph)
     sizes = _infer_sizes(model)
@@ -250,14 +249,14 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
             name = f"{node.output[0]}_sizes"
             model.graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
             node.input[1], is_changed = name, True
-            del node.attribute[:]  # allowzero: that 0 is no copy
+            del node.attribute[:]  # allowzero: 0 would not copy
     if is_changed:
         output_names = [value.name for value in model.graph.output]
         set_items(model.graph.node, select_needed(model.graph.node, output_names))
 
 
 def _lift_constants(graph: "onnx.GraphProto") -> None:
-    """Constant nodes as initializers, in place: inference reads numbers there alone."""
+    """Replace Constant nodes by initializers, in place: inference reads values only from initializers."""
     other_nodes = []
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -293,14 +292,14 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
     return shape if Counter(shape)[-1] <= 1 else None
 
 
-# Whether two ONNX models differ in their weights alone: then an engine of one can be given those of the other.
+# Whether two ONNX models differ only in their weights: if so, an engine of one can be refitted with the other's.
 #
 # A weight is a constant of floating point or of a narrow integer type with more than one entry, as a compiler keeps it
-# in memory. Kernels are chosen by all the rest, which must be equal: nodes, attributes, types, shapes, names, single
-# numbers, int32 and int64 constants (shapes, axes, indices), scales and zero points of quantization, and the inputs of
-# Resize, Pad, Clip and the like other than their data. In doubt the answer is a difference, and the engine is built.
+# in memory. All else selects kernels and must be equal: nodes, attributes, types, shapes, names, single numbers, int32
+# and int64 constants (shapes, axes, indices), scales and zero points of quantization, and the inputs of Resize, Pad,
+# Clip and the like other than their data. In doubt the answer is a difference, and the engine is built.
 
-# Operators whose inputs, all but the first, are parameters that are folded into kernels or give shapes.
+# Operators whose inputs after the first are parameters that are folded into kernels or determine shapes.
 _PARAMETERS = {
     *("QuantizeLinear", "DequantizeLinear", "Resize", "Upsample", "Pad", "Clip", "Range", "OneHot", "TopK", "Slice"),
     *("Reshape", "Expand", "Tile", "NonMaxSuppression", "ConstantOfShape", "RoiAlign"),
@@ -352,7 +351,7 @@ def _is_weight(tensor: "onnx.TensorProto") -> bool:
 
 
 def _content(tensor: "onnx.TensorProto") -> bytes:
-    """The bytes of a constant's values; for one in another file its place there."""
+    """The bytes of a constant's values; for an external one, its serialized reference."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return bytes(tensor.SerializeToString(deterministic=True))
     return bytes(onnx.numpy_helper.to_array(tensor).tobytes())

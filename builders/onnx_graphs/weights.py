@@ -13,12 +13,11 @@ from builders.onnx_graphs.bodies import copied, list_reads, opset_of, set_items
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError
 
-# The weights of ONNX graphs that lie in files beside them: read one by one out of mapped files, never all at once.
+# Weights of ONNX graphs in files beside them: read one by one from mapped files, never all at once.
 #
-# In memory such a tensor names its file by an absolute path, so that it can be read without knowing where the graph
-# came from; in files the path is relative (`builders.onnx_graphs.outline`). onnx's own functions read external data
-# into the tensor, where it stays, and refuse files with several hard links, as the files of a graph out of a registry
-# are.
+# In memory such a tensor names its file by an absolute path, so that its reader need not know the graph's folder; in
+# files the path is relative (`builders.onnx_graphs.outline`). onnx's own functions load external data into the tensor
+# permanently. They also refuse files with several hard links, which the files of a graph from a registry have.
 
 # Smaller tensors stay in the graph: shape inference reads shapes, and a file for each scale gains nothing.
 LEAST_BYTES = 1024
@@ -45,7 +44,7 @@ def size_of(model: ModelProto) -> int:
 
 
 def find_external(graph: GraphProto) -> TensorProto:
-    """A weight that lies in a file, as `from_array` takes it; an empty tensor where none does."""
+    """An external weight, as `from_array` expects it; an empty tensor if there is none."""
     return next((tensor for tensor in graph.initializer if is_external(tensor)), TensorProto())
 
 
@@ -91,7 +90,7 @@ def _number(entries: dict[str, str], key: str) -> int:
 
 
 def set_place(tensor: TensorProto, file: str, offset: int, length: int) -> None:
-    """Say, in place, that a tensor's bytes lie in `file` beside the model. offset, length: in bytes."""
+    """Record, in place, that a tensor's bytes are in `file` beside the model. offset, length: in bytes."""
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
@@ -123,7 +122,7 @@ def wrong_length(tensor: TensorProto) -> str:
 
 
 def blocks(tensor: TensorProto) -> Iterator[bytes]:
-    """A tensor's bytes, of an external one in blocks. Raises ModelError where its file ends before."""
+    """A tensor's bytes; those of an external one in blocks. Raises ModelError if its file is too short."""
     if not is_external(tensor):
         yield tensor.raw_data
         return
@@ -139,7 +138,7 @@ def blocks(tensor: TensorProto) -> Iterator[bytes]:
 
 
 def embed(tensor: TensorProto) -> None:
-    """Take the bytes of an external tensor into it, in place."""
+    """Load the bytes of an external tensor into it, in place."""
     tensor.raw_data = b"".join(blocks(tensor))
     tensor.ClearField("data_location")
     del tensor.external_data[:]
@@ -207,7 +206,7 @@ def with_weights(light: ModelProto, model: ModelProto) -> ModelProto:
 
 
 def check_lengths(model: ModelProto) -> None:
-    """Raise ModelError for a large weight whose bytes are not as many as its shape says."""
+    """Raise ModelError for a large weight whose number of bytes does not match its shape."""
     for tensor in filter(_is_large, model.graph.initializer):
         if not is_external(tensor) and len(tensor.raw_data) != bytes_of(tensor):
             raise ModelError(wrong_length(tensor))
@@ -225,12 +224,12 @@ def _is_large(tensor: TensorProto) -> bool:
         return False
 
 
-# Weights that came stored as int8 with a Cast behind them, and a Mul by their scale: written with a DequantizeLinear.
+# Replaces a Cast of stored int8 weights, and a Mul by their scale, by a DequantizeLinear.
 #
-# TensorRT takes constants of int8 in front of that operator alone ("Quantized constant is only allowed before DQ"), and
-# keeps them as they are there. A Cast is a DequantizeLinear with the scale 1; it takes over the scale of a Mul behind
-# it that nothing else reads. Both compute the same numbers to the bit: an int8 times a scale is exact in float32, or
-# rounded once, as in the Mul.
+# TensorRT allows int8 constants only in front of that operator ("Quantized constant is only allowed before DQ"), and
+# keeps them as int8 there. A Cast becomes a DequantizeLinear with scale 1, or with the scale of a Mul that alone reads
+# the Cast. The results are equal to the bit: an int8 times a scale is exact in float32, or rounded once, as in the
+# Mul.
 
 # The first opset whose DequantizeLinear has an axis.
 _PER_AXIS = 13

@@ -1,5 +1,5 @@
-"""Single fields of a protobuf file, without parsing all of it: what lies between is skipped, and of a mapped file never
-read. Field numbers of ONNX: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+"""Reads single fields of a protobuf file without parsing all of it; other parts of a mapped file are never read.
+Field numbers of ONNX: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
 
 import mmap
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a message: its number, its value if that is a number, and where its bytes lie if it has a length.
-    begin, end: of its bytes in the message."""
+    """A field of a message: its number, and its value if that is a number. begin, end: the place of its bytes, if it
+    has a length."""
 
     number: int
     value: int
@@ -29,13 +29,13 @@ def inner_text(data: mmap.mmap | bytes, message: Field, number: int) -> str:
 
 
 def decode(data: mmap.mmap | bytes, field: Field) -> str:
-    """The text that a field holds. Raises ValueError where it is no UTF-8."""
+    """The text of a field. Raises ValueError if it is not UTF-8."""
     return bytes(data[field.begin : field.end]).decode()
 
 
 def fields(data: mmap.mmap | bytes, place: int, end: int) -> Iterator[Field]:
     """The fields of the message in these bytes (https://protobuf.dev/programming-guides/encoding). Raises ValueError
-    where a field has no such form or leaves the message."""
+    for a field with another form, or one that extends beyond the message."""
     while place < end:
         tag, place = _varint(data, place, end)
         value, payload_start = 0, place
@@ -59,7 +59,7 @@ def fields(data: mmap.mmap | bytes, place: int, end: int) -> Iterator[Field]:
 
 
 def _varint(data: mmap.mmap | bytes, place: int, end: int) -> tuple[int, int]:
-    """A number of at most 64 bits, and the place behind it."""
+    """A number of at most 64 bits, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if place >= end:

@@ -38,7 +38,7 @@ class BoundGraph:
     """A graph whose nodes are bound to their operators; nodes that depend on small constants alone are computed.
 
     inputs, outputs: names, in order.  constants: name -> array, of those that are read.  folded: a node is computed
-    here if its constants, and its results, have no more numbers than this in all.
+    here if its constants have at most this many numbers in total, and its results too.
 
     Raises ModelError, naming the node, for an operator or attribute that is not in the table.
     """
@@ -80,8 +80,8 @@ class BoundGraph:
 
 
 class Step:
-    """A node bound to its operator. last_use: names that no later step reads. Raises ModelError for attributes and
-    numbers of inputs that the operator does not have."""
+    """A node bound to its operator. last_use: names that no later step reads. Raises ModelError for an attribute or a
+    number of inputs that the operator does not have."""
 
     def __init__(self, node: Node, row: Operator, opset: int) -> None:
         self.node, self._row, self._opset = node, row, opset
@@ -110,7 +110,7 @@ class Step:
             result = self._result([values[name] if name else None for name in self.node.inputs], lookups)
         except ModelError as error:
             raise ModelError(f"{self.node}: {error}") from error
-        except Exception as error:  # of many classes, for sizes, types and values that an operator cannot take
+        except Exception as error:  # many classes, for sizes, types and values that an operator cannot take
             # The first line of a library's message; JAX's go on for pages.
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"{self.node}: {lookups.xp.name} cannot run it: {reason}") from error
@@ -131,7 +131,7 @@ class Step:
 
 
 class Branch:
-    """An `If`. Where its condition is known, only the branch that it chooses is run."""
+    """An `If`. If its condition is known, only the selected branch is run."""
 
     def __init__(self, node: Node, xp: ArrayLibrary) -> None:
         self.node = node
@@ -166,7 +166,7 @@ AnyStep = Step | Branch
 
 
 def _steps(body: Body, xp: ArrayLibrary) -> list[AnyStep]:
-    """A graph's nodes, each bound to its operator. Raises ModelError for one that is not in the table."""
+    """A graph's nodes, each bound to its operator. Raises ModelError for an operator that is not in the table."""
     steps: list[AnyStep] = [_step(node, body.opset, xp) for node in body.nodes]
     later_names: set[str] = set()
     for step in reversed(steps):

@@ -97,7 +97,7 @@ class ArrayLibrary:
         raise AttributeError(f"the conversion to {self.name} has no {name}")
 
 
-# The table of operators, and the values that operators take and give.
+# The table of operators, and the values that operators read and return.
 #
 # An operator is a function whose signature is its declaration::
 #
@@ -126,7 +126,7 @@ class Known:
     """Numbers that are known while the graph is traced: `int`, `float`, `bool` or a library's symbolic ones.
 
     numbers: an object array in the shape of the ONNX value.  dtype: numpy's, of the ONNX value.
-    array: the same value as an array of the library, where there is one.
+    array: the same value as an array of the library, if there is one.
     """
 
     numbers: ObjectArray
@@ -149,7 +149,7 @@ class Known:
         return any(not isinstance(number, int | float) for number in self.each)
 
     def on(self, xp: ArrayLibrary) -> Array:
-        """The array. A single number becomes a literal, which compilers put into their code."""
+        """The array. A single number becomes a literal, which compilers embed in their code."""
         if self.numbers.size == 1:
             return xp.full(self.numbers.shape, self.first, dtype=xp.dtype(self.dtype, narrow=True))
         if self.array is not None:
@@ -161,14 +161,14 @@ class Known:
 
 
 class Lookups:
-    """Indices and integer divisors of one run that come from data, checked for compiled code.
+    """Indices and integer divisors of one run that are computed from data, checked for compiled code.
 
     An eager library raises for an index out of range and for a divisor of zero. Compiled code ends the process, or
-    reads other memory: with `clamped`, indices are brought into range and divisors of zero become 1, and whether that
-    was needed is kept for the caller of that code.
+    reads other memory. With `clamped`, indices are brought into range and divisors of zero become 1; `inside` tells the
+    caller of that code whether this was necessary.
 
-    inside: arrays of one bool, true where no number had to be changed.  faults: what is wrong where `inside` is false,
-    in words, at the same place.
+    inside: arrays of one bool, true if no number had to be changed.  faults: for each array in `inside`, the fault in
+    words if it is false.
     """
 
     def __init__(self, xp: ArrayLibrary, clamped: bool) -> None:
@@ -185,7 +185,7 @@ class Lookups:
         return self.xp.clip(positions, 0, size - 1) if self.clamped else positions
 
     def divisor(self, numbers: Array) -> Array:
-        """Integers to divide by."""
+        """Integers to divide by; with `clamped`, 1 instead of 0."""
         self._expect("an integer is divided by zero", numbers != 0)
         return self.xp.where(numbers == 0, self.xp.ones_like(numbers), numbers) if self.clamped else numbers
 
@@ -222,7 +222,7 @@ class Operator:
 
     kinds: what each input is converted to.  needed: how many inputs are required.  attributes: name -> default,
     `inspect.Parameter.empty` where ONNX has none.  special: those of `SPECIAL` that the function takes.
-    variadic: whether the last input may come any number of times.
+    variadic: whether the last input may be repeated.
     """
 
     name: str
@@ -234,7 +234,7 @@ class Operator:
     special: frozenset[str]
 
     def arguments(self, values: typing.Sequence[Value | None], xp: ArrayLibrary) -> list[Any]:
-        """The inputs as this operator takes them."""
+        """The inputs, converted to the kinds of this operator."""
         kinds = self.kinds if not self.variadic else self.kinds[:-1] + self.kinds[-1:] * len(values)
         return [_as(kind, value, xp) for kind, value in zip(kinds, values, strict=False)]
 
@@ -244,7 +244,7 @@ ON_NUMBERS: dict[str, Callable[..., Known | None]] = {}
 
 
 def operator(*names: str) -> Callable[[Function], Function]:
-    """Register a function under these ONNX names. The module's docstring describes its signature."""
+    """Register a function under these ONNX names. The comment at `Known` describes its signature."""
 
     def register(run: Function) -> Function:
         for name in names:
@@ -267,8 +267,8 @@ def operator(*names: str) -> Callable[[Function], Function]:
 
 
 def on_numbers(*names: str) -> Callable[[Function], Function]:
-    """Register the function of an operator whose inputs are all `Known`. It takes the library, the inputs and the
-    attributes by name, and gives None where the operator has to be done on arrays."""
+    """Register the function of an operator for inputs that are all `Known`. Its arguments are the library, the inputs
+    and the attributes by name; it returns None if the operator must run on arrays."""
 
     def register(run: Function) -> Function:
         ON_NUMBERS.update(dict.fromkeys(names, run))

@@ -98,7 +98,7 @@ class Iree:
                 "--iree-hal-target-device=local",
                 "--iree-hal-local-target-device-backends=llvm-cpu",
                 f"--iree-llvmcpu-target-cpu={level_of(request)}",
-                "--iree-llvmcpu-debug-symbols=false",  # they hold addresses of the compiler's own
+                "--iree-llvmcpu-debug-symbols=false",  # they contain addresses of the compiler itself
             ]
         path = compile_model(model, workdir, [*device, f"--iree-opt-level={self.optimization}", *_AS_WRITTEN])
         return Engine.of_file(self, request, path)

@@ -59,7 +59,7 @@ def _slice(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
 
 
 def _begin(start: Array, step: Array, scope: Scope, data: str, axes: str) -> Array | None:
-    """Where a slice begins on each axis; None when the sizes that this depends on are not known."""
+    """Where a slice begins on each axis; None if it depends on unknown sizes."""
     axis, sizes = scope.array(axes) if axes else np.arange(start.size), scope.sizes(data)
     if axis is None or sizes is None:
         return None
@@ -160,7 +160,7 @@ _RULES: dict[str, Writing] = {
 # Compiles an ONNX file with IREE's importer and compiler; their errors have the model's own names.
 
 _MODULE = "model.mlirbc"
-# Characters of the compiler's words that an error quotes.
+# Most characters of the compiler's message that an error quotes.
 _LONGEST = 1000
 _ERROR = re.compile(r'error: (?:loc\("(?P<node>[^"]*)"\): )?(?P<words>[^\n]*)')
 # Behind its reason it prints the operation, as its own passes have left it.
@@ -259,9 +259,9 @@ def _run(main: Untyped, outputs: Sequence[TensorSpec], arrays: list[np.ndarray])
     except (ValueError, RuntimeError, IndexError) as error:
         raise EnginesmithError(f"IREE failed while running: {words(error)}") from error
     values = raw_outputs if isinstance(raw_outputs, tuple) else (raw_outputs,)
-    results = [np.array(value.to_host()) for value in values]  # copied: they are in memory of IREE's own
+    results = [np.array(value.to_host()) for value in values]  # copied, because IREE owns the memory of the values
     for index, (spec, array) in enumerate(zip(outputs, results, strict=True)):
-        # IREE's integers have a width and no sign, and come as signed ones.
+        # IREE's integers have a width and no sign; they are returned as signed ones.
         dtype = np.dtype(spec.dtype) if spec.dtype.lstrip("u").startswith("int") else array.dtype
         if array.dtype.kind in "iu" and dtype.itemsize == array.dtype.itemsize:
             results[index] = array.view(dtype)
@@ -269,6 +269,6 @@ def _run(main: Untyped, outputs: Sequence[TensorSpec], arrays: list[np.ndarray])
 
 
 def words(error: Exception) -> str:
-    """IREE's words without the places in its source code and without its stack."""
+    """IREE's message without the places in its source code and without its stack."""
     first_line = " ".join(str(error).split("\n")[0].split())
     return _PLACES.sub("", first_line).rstrip("; ") or type(error).__name__

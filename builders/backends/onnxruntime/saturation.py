@@ -1,4 +1,4 @@
-"""Integer sums that saturate on a CPU without VNNI, and graphs rewritten so that none does, in any session.
+"""Integer sums that saturate on a CPU without VNNI, and graphs rewritten to have none, in any session.
 
 The uint8 x int8 kernels of such CPUs add pairs of products in 16 bits. With factors of 255 and 64 a pair is 32,640,
 which 16 bits hold: int8 weights within -64..64 stay. Others become uint8, which ONNX Runtime multiplies exactly on
@@ -6,8 +6,8 @@ every CPU, more slowly: weight and zero point both grow by 128, so that the resu
 CPU is rewritten in its file; a reference graph, which runs as it is written, in memory.
 
 ONNX Runtime's session option `session.x64quantprecision` does something similar when a file is opened. It is not used:
-whoever opens a file without it gets wrong numbers, it fails for a weight that two nodes share ("Attempt to replace the
-existing tensor", 1.31), leaves factors that are made at run time, and does nothing in a graph that runs as it is
+a session without it computes wrong numbers, it fails for a weight that two nodes share ("Attempt to replace the
+existing tensor", 1.31), skips factors that are computed at run time, and does nothing in a graph that runs as it is
 written.
 """
 
@@ -41,7 +41,7 @@ _FACTORS: Mapping[str, tuple[_Place | None, tuple[_Place, ...]]] = {
 }
 # Readers of a dequantized weight that may be fused with it into an integer operator when the file is opened.
 _FUSED = ("Conv", "Gemm", "MatMul")
-# Their first result has the type of their first input.
+# Operators whose first result has the type of their first input.
 _MOVING = frozenset(
     ("Concat", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 )
@@ -103,7 +103,7 @@ def make_exact(model: ModelProto) -> int:
 class _Scope:
     """The names that a graph sees. names, constants, kinds: its own; kinds are ONNX's element types.
 
-    makers: tensor -> the node that makes it.  shifted: name -> that of the same plus 128, as uint8.
+    makers: tensor -> the node that computes it.  shifted: name -> the name of the same tensor plus 128, as uint8.
     """
 
     graph: GraphProto
@@ -128,7 +128,7 @@ class _Scope:
         return scope
 
     def owner(self, name: str) -> "_Scope":
-        """The scope that a name is of: this one, or one around it."""
+        """The scope that defines a name: this one, or one around it."""
         return self if self.outer is None or name in self.names else self.outer.owner(name)
 
     def kind(self, name: str) -> int:
@@ -144,7 +144,7 @@ class _Scope:
         return self.shifted.get(name) or (self.outer.find_shifted(name) if self.outer else None)
 
     def _results(self, node: NodeProto) -> dict[str, int]:
-        """Name -> element type of a node's results, where its own fields and inputs tell it."""
+        """Name -> element type of a node's results, if its own fields and inputs determine it."""
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if node.op_type == "DynamicQuantizeLinear":
             return dict.fromkeys((node.output[0], node.output[2]), TensorProto.UINT8)
@@ -160,7 +160,7 @@ class _Scope:
 
 
 def _find_saturating(scope: _Scope) -> Iterator[tuple[NodeProto, _Place]]:
-    """Each node whose sums may saturate, of a graph and of those in its nodes, with the places of such a factor."""
+    """Each node whose sums may saturate, in a graph and its inner graphs, with the input places of such a factor."""
     fused_names = _list_fused(scope)
     for node in scope.graph.node:
         for body in list_bodies(node):
@@ -187,7 +187,7 @@ def _list_places(node: NodeProto, scope: _Scope, fused_names: Collection[str]) -
 
 
 def _is_small(tensor: TensorProto | None) -> bool:
-    """Whether a factor is a constant that is in no pair of products, or within -64..64."""
+    """Whether a factor is a constant of one value or none, or within -64..64."""
     if tensor is None:
         return False
     values = to_array(tensor)
@@ -206,7 +206,7 @@ def _list_fused(scope: _Scope) -> set[str]:
 
 
 class _Rewrite:
-    """Puts uint8 factors in the place of int8 ones, in place."""
+    """Replaces int8 factors by uint8 ones, in place."""
 
     def __init__(self, model: ModelProto) -> None:
         self._taken = {name for node in walk_nodes(model.graph) for name in (*node.input, *node.output)}
@@ -237,7 +237,7 @@ class _Rewrite:
         return self._add(np.zeros(tuple(scales.dims) if scales else (), np.int8), "no zero point", scope)
 
     def _shift(self, name: str, scope: _Scope, nodes: list[NodeProto]) -> str:
-        """The name of `name` plus 128, as uint8: of a constant beside it, else of what is added to `nodes`."""
+        """The name of `name` plus 128, as uint8: a new constant for a constant, else the result of new `nodes`."""
         if uint8_name := scope.find_shifted(name):
             return uint8_name
         owner = scope.owner(name)
@@ -254,7 +254,7 @@ class _Rewrite:
         return result
 
     def _add(self, values: Array, name: str, scope: _Scope, like: TensorProto | None = None) -> str:
-        """The name of a new constant of a graph. like: in whose file its values lie, where that has one."""
+        """The name of a new constant of a graph. like: a tensor; if it is external, the values may go to a new file."""
         tensor = from_array(values, self._name(name), like or TensorProto())
         scope.graph.initializer.append(tensor)
         scope.names.add(tensor.name)

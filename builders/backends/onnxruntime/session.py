@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import GraphProto, NodeProto
 
-# Opens ONNX models with ONNX Runtime on the CPU, and makes its errors what, which node and remedy.
+# Opens ONNX models with ONNX Runtime on the CPU, and turns its errors into messages with the node and the remedy.
 #
-# Its messages are given without status codes, source paths and C++ signatures.
+# Its messages lose their status codes, source paths and C++ signatures.
 
 # Fusions whose kernel is slower than its parts. Measured with 1.31 on MiniLM (batch 8, 64 tokens, one thread): 145 ms
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
@@ -33,7 +33,7 @@ _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
 # longer per run; ONNX Runtime's default spins for about 20 ms after each run, on cores that builds share.
 _SPIN_US = "200"
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
-# ONNX Runtime's kernels begin there: https://onnxruntime.ai/docs/reference/compatibility.html
+# The oldest opset with kernels in ONNX Runtime: https://onnxruntime.ai/docs/reference/compatibility.html
 OLDEST_OPSET = 7
 _UNKNOWN_OP = (
     re.compile(r"No Op registered for (?P<op>\w+)"),
@@ -43,7 +43,7 @@ _UNKNOWN_OP = (
 _LONGEST_REASON = 4000
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .+? failed:)?")
 _NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)' Status Message: ")
-# A place in its source, and what may stand before the parentheses of a function's signature.
+# A place in its source, and the text before the parentheses of a function's signature.
 _PLACE = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cu|cuh|h|hpp):\d+ ")
 _FUNCTION = re.compile(r"[\w\s:<>~*&,.=\[\]]*::[\w\s:<>~*&,.=\[\]]*(?=\()")
 _BEHIND = re.compile(r"\s*(?:const|noexcept)\b")
@@ -57,7 +57,7 @@ class OrtSession(Session):
     optimized: False runs the graph exactly as written, which is what a reference needs.
     threads: threads of one operator; 0 is one per core.  level: ONNX Runtime's own name, instead of `optimized`.
     session_factory: makes ONNX Runtime's session from a file and its options, instead of one on the CPU.
-    name: what errors call the model; default: its file's name.
+    name: the model's name in errors; default: its file's name.
     profiles: shapes that it takes; none means every shape of its inputs.
     Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
     """
@@ -140,7 +140,7 @@ def session_options(level: str, threads: int, without: Sequence[str] = (), of: P
 def open_model(model: Path, options: Untyped, name: str | None = None, source: str | bytes | None = None) -> Untyped:
     """ONNX Runtime's session on the CPU. Raises ModelError with its reason.
 
-    name: what the error calls the model; default: its file's name.  source: what is opened in place of the file.
+    name: the model's name in the error; default: its file's name.  source: opened instead of the file.
     """
     import onnxruntime as ort
 
@@ -177,7 +177,7 @@ def words_of(error: Exception) -> str:
 
 
 def why_unreadable(error: Exception, model: Path) -> str:
-    """Why a file could not be opened, with the remedy, and with operator and node where one is the reason."""
+    """Why a file could not be opened, with the remedy, and with the operator and node if they are the reason."""
     message = words_of(error)
     opset = _opset(model)
     is_old = opset is not None and opset < OLDEST_OPSET
@@ -195,7 +195,7 @@ def why_unreadable(error: Exception, model: Path) -> str:
 
 
 def _opset(model: Path) -> int | None:
-    """The opset of ONNX's own operators in a file; None where that cannot be told."""
+    """The opset of ONNX's own operators in a file; None if it is unknown."""
     try:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -221,7 +221,7 @@ def _without_signature(text: str) -> str:
 
 
 def _behind_pair(text: str) -> str:
-    """What follows the bracket that closes the one at the start."""
+    """The text after the bracket that closes the one at the start."""
     opening_bracket, closing_bracket, depth = text[:1], _PAIRS.get(text[:1], ""), 0
     for index, char in enumerate(text):
         depth += (char == opening_bracket) - (char == closing_bracket)
@@ -235,15 +235,15 @@ def _behind_pair(text: str) -> str:
 # The trace is a list of events (Chrome's trace format, times in microseconds). A run is a 'model_run' of category
 # 'Session'; the kernels of a run are the events of category 'Node' named '..._kernel_time' within its time.
 #
-# An event has the shapes of its inputs and outputs, but not those of weights that the kernel has packed for itself. So
-# the inputs come from the graph as it is executed, which the session writes too: its constants, and the outputs of
-# other events.
+# An event has the shapes of its inputs and outputs, except of weights that the kernel has packed. Therefore the inputs
+# are read from the graph as it is executed, which the session writes too: its constants, and the outputs of other
+# events.
 #
-# While it times a kernel the profiler also writes down its shapes and threads, which takes as long as a small kernel.
-# So nodes that do next to nothing are timed in the same way, and the median of these is subtracted from every time.
+# Around each kernel the profiler also records shapes and threads, which takes as long as a small kernel. Therefore
+# nodes that do almost nothing are timed in the same way, and their median is subtracted from every time.
 
 _END = "_kernel_time"
-_QUICKER = 0.5  # share of the runs that counts
+_QUICKER = 0.5  # the share of the runs that counts
 _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 
@@ -308,7 +308,7 @@ def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options:
 
 
 def _empty(workdir: Path, options: Untyped) -> RunProfile:
-    """The profile of a graph of additions of one number, one after the other."""
+    """The profile of a graph of successive additions of one number."""
     import numpy as np
 
     path = workdir / "empty.onnx"

@@ -15,7 +15,7 @@ from enginesmith.core.text import join_first
 from enginesmith.core.types import Engine, Untyped
 from enginesmith.descriptions import find_library
 
-# Problems that an error names, and remedies.
+# Maximum number of problems, and of their remedies, that an error names.
 _MAX_PROBLEMS = 5
 _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\w+:\s*|\[\w+\.cpp:\d+: \w+\]\s*")
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
@@ -63,7 +63,7 @@ def clean(text: str) -> str:
 
 
 def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]) -> str:
-    """Why a build or a load gave nothing: every distinct error in the log, and the remedy for the first known one."""
+    """Why a build or a load failed: every distinct error in the log, and the remedy for the first known one."""
     log = [*messages]
     errors = list(dict.fromkeys(clean(text) for level, text in log if "ERROR" in level))
     message = "; ".join(errors) or "it gave no reason"
@@ -78,8 +78,8 @@ def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]
 
 
 def failure_kind(messages: Iterable[tuple[str, str]]) -> str:
-    """The `StepError.kind` of a failed build: 'memory' (TensorRT says that the GPU or the host lacked it, or it found
-    no kernel after it had left out some for that), 'no-node' (a CUDA error, and this host has no GPU), or ''."""
+    """The `StepError.kind` of a failed build: 'memory' (TensorRT reports that the GPU or the host lacks it, or finds no
+    kernel after it skipped some for lack of it), 'no-node' (a CUDA error, and this host has no GPU), or ''."""
     log = [*messages]
     error_text = "\n".join(text for level, text in log if "ERROR" in level)
     if _find_disguised_error(log) or re.search(_NO_MEMORY, error_text):
@@ -93,7 +93,7 @@ def _find_disguised_error(messages: Sequence[tuple[str, str]]) -> bool:
 
 
 def parser_reason(title: str, backend: str, problems: Sequence[Untyped]) -> str:
-    """The message for a parser's `ParserError`s: a clause for each node that it could not take, and the remedies."""
+    """The message for a parser's `ParserError`s: a clause for each unsupported node, and the remedies."""
     clauses = list(dict.fromkeys(_clause(problem) for problem in problems))
     return (
         f"{title} cannot take the model: {join_first(clauses, _MAX_PROBLEMS, '; ') or 'it gave no reason'}; "
@@ -144,11 +144,11 @@ def recorder(module: str) -> Untyped:
     return LogRecorder()
 
 
-# A plugin library is code that runs in the builder's and the server's process: it comes with the graph and the engine,
-# named by its digest, which is checked before it is loaded. TensorRT finds new weights by the names of the ONNX model's
-# initializers, after `builders.onnx_graphs.structure` found nothing else different. Refitting was never run on a GPU.
+# A plugin library is code that runs in the builder's and the server's process. It is stored with the graph and the
+# engine, named by its digest, which is checked before it is loaded. TensorRT finds new weights by the initializers'
+# names, after `builders.onnx_graphs.structure` found no other difference. Refitting was never run on a GPU.
 
-# One of these a library with plugins must have: `IPluginRegistry::loadLibrary` of NvInferRuntime.h.
+# A library with plugins must have one of these functions: `IPluginRegistry::loadLibrary` of NvInferRuntime.h.
 ENTRIES = ("getCreators", "getPluginCreators")
 _SHOWN = 5
 
@@ -158,7 +158,7 @@ class Opening:
     """How to open an engine. gpu: index of the GPU.
 
     streamed_budget_bytes: bytes of streamed weights that the GPU keeps; 0 is TensorRT's choice, None for an engine
-    without streaming.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: TensorRT-RTX does so itself.
+    without streaming.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: TensorRT-RTX captures it itself.
     host_code: whether the engine has code for the host (version-compatible ones do).  stripped: whether its weights
     come from the ONNX model.  prepare: called with runtime and engine before the engine is loaded (for plugins).
     """
@@ -173,8 +173,8 @@ class Opening:
 
 
 def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None:
-    """Load the plugin libraries among `libraries`, which lie in `folder` by digest, into the registry of `owner`, a
-    builder or a runtime. Raises EnginesmithError, naming a library that cannot be loaded, and as `find_library`."""
+    """Load the plugin libraries among `libraries`, from the files in `folder` named by digest, into the registry of
+    `owner`, a builder or a runtime. Raises EnginesmithError for one that cannot be loaded, and as `find_library`."""
     plugins = [library for library in libraries if isinstance(library, Library) and library.entry in ENTRIES]
     for library in plugins:
         if owner.get_plugin_registry().load_library(str(find_library(folder, library))) is None:
@@ -185,7 +185,7 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
 
 
 def refit(trt: Untyped, logger: Untyped, cuda_engine: Untyped, model: Path) -> None:
-    """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
+    """Load an ONNX model's weights into an engine. Raises EnginesmithError naming missing or unsuitable weights."""
     refitter = trt.Refitter(cuda_engine, logger)
     parser = trt.OnnxParserRefitter(refitter, logger)
     if not parser.refit_from_file(str(model)):
@@ -200,7 +200,7 @@ def refit(trt: Untyped, logger: Untyped, cuda_engine: Untyped, model: Path) -> N
 
 
 def serialize_engine(trt: Untyped, cuda_engine: Untyped, logger: Untyped) -> bytes:
-    """A loaded engine as bytes, with its weights, refittable as before. Raises EnginesmithError with its reason."""
+    """A loaded engine as bytes, with its weights, still refittable. Raises EnginesmithError with TensorRT's reason."""
     config = cuda_engine.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)

@@ -13,14 +13,14 @@ from enginesmith.core.errors import EnginesmithError
 from enginesmith.core.hardware.cuda import CudaGraph, Device
 from enginesmith.core.types import BuildRequest, Engine, Session, Tensors, TensorSpec, Untyped
 
-# Execution contexts, each with what is bound to it: one for each profile, or one for each shape with its CUDA graph.
+# Execution contexts, each with its bindings: one for each profile, or one for each shape with its CUDA graph.
 #
 # A CUDA graph holds the shapes, addresses and the state of the context that it was captured from; changing these
 # afterwards is undefined. So each captured shape has a context and buffers of its own, and the first run of a shape is
 # not captured: it does the work that TensorRT defers until after a change of shapes (NVIDIA, TensorRT documentation,
 # "Working with CUDA Graphs"). Contexts take memory, so that only the shapes used last keep theirs.
 
-# Contexts that are kept.
+# Maximum number of contexts that a session keeps.
 MOST_LANES = 16
 
 Key = tuple[int, tuple[tuple[int, ...], ...]]
@@ -52,7 +52,7 @@ class Lane:
     def bind(self, inputs: Tensors, outputs: Sequence[TensorSpec]) -> None:
         """Copy the inputs to the GPU and make buffers for the outputs. Raises EnginesmithError."""
         arrays = {name: np.asarray(array, order="C") for name, array in inputs.items()}
-        if self._captures and self._runs:  # the context is as its graph wants it: shapes and addresses stay
+        if self._captures and self._runs:  # a captured context keeps its shapes and addresses
             for name, array in arrays.items():
                 self._device.put(self._place + name, array)
             self._results = {name: np.empty_like(array) for name, array in self._results.items()}
@@ -67,7 +67,7 @@ class Lane:
         self._results = {spec.name: self._output(spec) for spec in outputs}
 
     def go(self) -> None:
-        """Put one run on the stream. Raises EnginesmithError."""
+        """Enqueue one run on the stream. Raises EnginesmithError."""
         if self._captures and self._runs == 1:
             try:
                 self._graph = self._device.capture(self._enqueue)
@@ -81,7 +81,7 @@ class Lane:
         self._runs += 1
 
     def results(self) -> dict[str, Array]:
-        """The outputs of the last run, copied from the GPU; to be called when the stream has come to its end."""
+        """The outputs of the last run, copied from the GPU. Call it after all work on the stream has ended."""
         for name, array in self._results.items():
             self._device.get(self._place + name, array)
         return self._results
@@ -111,8 +111,8 @@ class Lane:
 
 
 class Lanes:
-    """At most `MOST_LANES` lanes; a new one closes the least recently used one. make: makes one of a key
-    and its running number."""
+    """At most `MOST_LANES` lanes; a new one closes the least recently used one. make: makes the lane for a key and a
+    running number."""
 
     def __init__(self, make: Callable[[Key, int], Lane]) -> None:
         self._make = make
@@ -123,7 +123,7 @@ class Lanes:
         return iter(self._lanes.values())
 
     def at(self, key: Key) -> Lane:
-        """The lane for a profile and shapes, made if it is not there."""
+        """The lane for a profile and shapes, made if there is none."""
         if key not in self._lanes:
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.popitem(last=False)[1].close()
@@ -138,18 +138,18 @@ class Lanes:
             self._lanes.popitem()[1].close()
 
 
-# Opens and runs a TensorRT engine on this machine's GPU, and times its layers. Never run on a GPU: none was at hand.
+# Opens and runs a TensorRT engine on this machine's GPU, and times its layers. Never run on a GPU.
 #
-# It calls libcuda by ctypes (`hardware.cuda`), which is there wherever an engine can run, so that a serving node needs
+# It calls libcuda by ctypes (`hardware.cuda`), which every machine that can run an engine has: a serving node needs
 # neither torch nor cuda-python. Tests check every TensorRT name used here against the bindings of each release, and the
-# order of the calls over stand-ins for TensorRT and libcuda.
+# order of the calls with stand-ins for TensorRT and libcuda.
 
 
 @contextmanager
 def open_engine(trt: Untyped, logger: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
     """Load `engine` with the module `trt` and its logger `logger`.
 
-    Raises EnginesmithError with TensorRT's words when it does not fit, UnavailableError without a driver.
+    Raises EnginesmithError with TensorRT's message if it cannot be opened, UnavailableError without a driver.
     """
     with Device(opening.gpu) as device:
         logger.messages.clear()
@@ -168,7 +168,7 @@ def open_engine(trt: Untyped, logger: Untyped, engine: Engine, opening: Opening)
 
 
 def load(runtime: Untyped, logger: Untyped, engine: Engine, opening: Opening) -> Untyped:
-    """The engine, deserialized. Raises EnginesmithError with TensorRT's words."""
+    """The engine, deserialized. Raises EnginesmithError with TensorRT's message."""
     opening.prepare(runtime, engine)
     if opening.host_code:
         runtime.engine_host_code_allowed = True
@@ -189,7 +189,7 @@ class EngineSession(Session):
         self.outputs: Sequence[TensorSpec] = request.outputs
         self._trt, self._request, self._loaded, self._device, self._logger = trt, request, loaded, device, logger
         self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
-        # TensorRT reads the values of these inputs to know the shapes of others: they stay in the host's memory.
+        # TensorRT reads the values of these inputs to infer the shapes of others: they stay in the host's memory.
         host_location = trt.TensorLocation.HOST
         self._on_host = {spec.name for spec in self.inputs if loaded.get_tensor_location(spec.name) == host_location}
         self._profiler: Untyped = None
@@ -228,7 +228,7 @@ class EngineSession(Session):
         return self._device.used_bytes()
 
     def close(self) -> None:
-        """Release contexts and graphs, which has to be before the device is closed."""
+        """Release contexts and graphs. Call it before the device is closed."""
         self._lanes.close()
 
     def _bind_inputs(self, inputs: Tensors) -> Lane:

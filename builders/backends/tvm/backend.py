@@ -19,7 +19,7 @@ from enginesmith.core.types import IN_BLOCKS, BuildRequest, Engine, Precision, Q
 _TITLE = "TVM"
 _DISTRIBUTIONS = ("apache-tvm", "apache-tvm-ffi")
 _NO_LINKER = "TVM links its engines with a C++ compiler, and there is none; install g++"
-# Precisions of which TVM 0.27 compiles no model, or small ones only; found by compiling.
+# Precisions for which TVM 0.27 compiles no model, or only small ones; found by compiling.
 _REFUSED_PRECISIONS: dict[Precision, str] = {
     "bf16": "TVM has normalizations for float32 and float16 only, not for bfloat16; use fp16 or fp32",
     "fp8": "TVM's ONNX importer takes no FP8 in QuantizeLinear; use int8",
@@ -95,7 +95,7 @@ class Tvm:
 
 
 def _empty_refusal(request: BuildRequest) -> str | None:
-    """Dims that can be 0: TVM leaves sums over no rows unset, found by running."""
+    """Why a request with dims that can be 0 is refused: TVM leaves sums over no rows unset, found by running."""
     empty_dim = next((dim for dim, (low, _) in request_checks.sizes(request).items() if low < 1), None)
     if empty_dim is None:
         return None

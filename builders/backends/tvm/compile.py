@@ -22,7 +22,7 @@ from enginesmith.core.types import BuildRequest, Engine, Session, Untyped
 if TYPE_CHECKING:
     import onnx
 
-# Characters of the compiler's words that an error quotes.
+# Most characters of the compiler's message that an error quotes.
 _LONGEST = 1000
 _REMEDY = "rewrite that part of the model, or use another backend"
 # No build id, no symbols: the linker would write the names of temporary files into the engine.
@@ -51,7 +51,7 @@ def _compile_module(request: BuildRequest, model: Path) -> Untyped:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param and (size := fixed_sizes.get(names.original_names.get(dim.dim_param, ""))):
                 dim.dim_value = size
-    # TVM compiles a node with an attribute or input that its importer ignores, and computes something else, as ONNX's
+    # TVM's importer ignores some attributes and inputs; the compiled node then computes something else, as ONNX's
     # node tests show.
     for node in walk_nodes(proto.graph):
         if reason := _find_ignored(node):
@@ -66,12 +66,12 @@ def _compile_module(request: BuildRequest, model: Path) -> Untyped:
 
 @contextmanager
 def _own_words(proto: Untyped, names: Names) -> Iterator[None]:
-    """Turn errors of TVM into ModelError with the model's names; our own stay."""
+    """Turn TVM's errors into ModelError with the model's names; an EnginesmithError stays as it is."""
     try:
         yield
     except EnginesmithError:
         raise
-    except Exception as error:  # its importer and passes raise all of Python's classes, AssertionError included
+    except Exception as error:  # the importer and passes raise all of Python's classes, AssertionError included
         raise ModelError(f"TVM cannot compile the model: {_reason(error, proto, names)}; {_REMEDY}") from error
 
 
@@ -131,9 +131,9 @@ def _find_ignored(node: "onnx.NodeProto") -> str | None:
 def rewrite_ranges(model: "onnx.ModelProto") -> None:
     """Rewrite every Range whose limit is one dimension of a tensor, in place, so that TVM knows the result's size.
 
-    The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer makes a new symbol of
-    that size, cannot prove it equal to the dimension's, and then compiles no sum of the two. The running sum of as many
-    ones, each left out of its own sum, is the same numbers, and its size is the dimension's own symbol.
+    The positions of a transformer's tokens are `Range(0, size of a dimension, 1)`. TVM's importer gives that size a new
+    symbol. It cannot prove the symbol equal to the dimension's, and then compiles no sum of the two. The exclusive
+    running sum of as many ones has the same numbers, and its size is the dimension's own symbol.
     """
     graph = model.graph
     producers = {name: node for node in graph.node for name in node.output}
@@ -155,7 +155,7 @@ def rewrite_ranges(model: "onnx.ModelProto") -> None:
 def _one_dimension(
     node: "onnx.NodeProto", makers: dict[str, "onnx.NodeProto"], values: dict[str, "onnx.TensorProto"]
 ) -> str | None:
-    """The name of the value, a vector of one, up to which a Range counts 0, 1, 2...; None for other nodes."""
+    """The name of the one-element vector up to which a Range counts 0, 1, 2...; None for other nodes."""
     if node.op_type != "Range" or [_scalar(values.get(node.input[index])) for index in (0, 2)] != [0, 1]:
         return None
     scalar_node = makers.get(node.input[1])
@@ -179,17 +179,17 @@ def _scalar(tensor: "onnx.TensorProto | None") -> int | None:
 
 @contextmanager
 def open_engine(engine: Engine) -> Iterator[Session]:
-    """Load `engine`. Raises EnginesmithError with TVM's words when it cannot be."""
+    """Load `engine`. Raises EnginesmithError with TVM's message if that fails."""
     import tvm
     from tvm import relax
 
-    # At a new path: TVM unloads no library, and finds loaded ones by their path with links resolved. Where the file of
-    # an engine was replaced it would run the functions of the earlier one.
+    # At a new path: TVM unloads no library, and identifies loaded ones by their path with links resolved. After the
+    # file of an engine was replaced, TVM would run the functions of the earlier one.
     with tempfile.TemporaryDirectory(prefix="enginesmith-tvm-") as folder:
         path = Path(folder) / engine.path.name
         try:
             path.hardlink_to(engine.path)
-        except OSError:  # another file system, or not ours to link to
+        except OSError:  # another file system, or no permission to link the file
             shutil.copyfile(engine.path, path)
         try:
             entry = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())["main"]

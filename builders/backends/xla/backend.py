@@ -43,7 +43,7 @@ class Xla:
     revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install '.[xla]' in a clone"
     runtime: ClassVar[str] = "jax"
-    # That of onnxruntime: XLA computes Q/DQ in floating point, and any scheme is as good.
+    # As for onnxruntime: XLA computes Q/DQ in floating point, and any scheme is as good.
     scheme: ClassVar[QuantizationScheme] = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 

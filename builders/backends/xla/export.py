@@ -1,4 +1,4 @@
-"""Traces an ONNX graph with JAX and writes it down as StableHLO, for a platform that need not be here."""
+"""Traces an ONNX graph with JAX and writes it as StableHLO, for a platform that this machine need not have."""
 
 import sys
 from collections.abc import Iterator

@@ -63,7 +63,7 @@ class XlaSession(Session):
         return {spec.name: np.array(array) for spec, array in zip(self.outputs, device_outputs, strict=True)}
 
     def _executable(self, shapes: tuple[Shape, ...]) -> Untyped:
-        """The program compiled for these shapes of the inputs, from the kept ones where it is there."""
+        """The program compiled for these input shapes; one that was compiled before is used again."""
         with self._lock:
             if cached_executable := self._compiled.get(shapes):
                 self._compiled.move_to_end(shapes)
@@ -77,7 +77,7 @@ class XlaSession(Session):
         try:
             with jax.enable_x64(True):  # without the lock, so that other threads can run compiled functions
                 executable = self._program.lower(self._weights, input_structs).compile()
-        except Exception as error:  # XLA's and JAX's classes alike
+        except Exception as error:  # XLA and JAX raise different classes
             message = str(error).strip().splitlines()[0]
             raise EnginesmithError(
                 f"{self._name}: XLA cannot compile it for {shapes}: {message}; build it again"

@@ -1,7 +1,7 @@
-"""Runs jobs on a Ray cluster: the same processes and limits as on this host, placed where their needs are met.
+"""Runs jobs on a Ray cluster: the same processes and limits as on this host, on nodes that meet their needs.
 
-Ray places and nothing else. A Ray worker's only work is `process.run_job`: so results, errors and limits are those of
-`LocalExecutor`, and a compiler that crashes takes down neither worker nor raylet. Paths in a job's arguments must mean
+Ray only places jobs. A Ray worker only calls `process.run_job`: results, errors and limits are those of
+`LocalExecutor`, and a crash of a compiler ends neither the worker nor the raylet. Paths in a job's arguments must mean
 the same on every node (a shared file system).
 """
 

@@ -28,12 +28,12 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.text import WorkerThread, pluralize
 from enginesmith.core.types import Untyped
 
-# The thread that is connected to Ray, and receives events of all Ray tasks of an executor. It ends lost tasks, and
+# One thread of an executor is connected to Ray, and receives the events of all its Ray tasks. It ends lost tasks, and
 # tasks that no node can run.
 #
-# A thread per task that polls Ray would cost a core for a few hundred tasks.
+# A thread per task that polls Ray would use a core for a few hundred tasks.
 
-# Seconds to wait for a first event, and between two looks at the nodes; the next two: see `_ready`.
+# Seconds to wait for a first event, and between two queries of the nodes. `_ready` explains the next two.
 _WAIT_S = 0.1
 _CHECK_S = 2.0
 _MANY = 16
@@ -41,14 +41,14 @@ _GATHER_S = 0.01
 # How long a node may not answer before it counts as lost: a result may still be on its way.
 _LOST_S = 3.0
 _GRACE_S = 2.0
-# A worker ends its job at its limit; this much later the worker itself is taken for hung.
+# A worker ends its job at the job's limit. If it has not done this after so many more seconds, the worker hangs.
 LATE_S = 60.0
 
 
 class TaskListener:
     """A connection to Ray, until it is closed or Ray is lost: receives the events of tasks until they end.
 
-    connect: makes the connection, and returns whether it is to be ended here; what it raises is raised.
+    connect: makes the connection, and returns whether the listener must end it; its exceptions are raised.
     wait_s: how long a task may wait for a suitable node.
     """
 
@@ -59,11 +59,11 @@ class TaskListener:
         self._changed = threading.Condition()
         self._calls = (
             threading.Lock()
-        )  # around calls of other threads: while it disconnects, Ray would end this process
+        )  # held during calls of other threads: Ray would end this process if they called it while it disconnects
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
-        self.lost = False  # whether Ray is gone: no task is heard any more, and another listener is needed
+        self.lost = False  # whether Ray is lost: this listener then gets no events, and a new one is needed
         self._connection: Future[None] = Future()
-        # Ray that is gone, or a bug: threads would wait for ever for events that no one takes in.
+        # `lose`: if Ray is lost or the thread fails, other threads must not wait for ever for events.
         self._thread = WorkerThread("ray", lambda: self._work(connect), self.lose)
         self._thread.start()
         self._connection.result()
@@ -76,7 +76,7 @@ class TaskListener:
                 self._refuse_when_lost()
                 try:
                     ray_nodes = nodes()
-                except Exception as error:  # Ray's client raises a plain one
+                except Exception as error:  # Ray's client raises a plain Exception
                     raise self.lose(error) from error
                 self._nodes = (time.monotonic(), ray_nodes)
             return ray_nodes
@@ -107,7 +107,7 @@ class TaskListener:
             _end([task])
 
     def lose(self, error: BaseException) -> UnavailableError:
-        """End all tasks with the returned error: Ray is lost. error: the one that Ray raised."""
+        """Fail all tasks with the returned error, because Ray is lost. error: the exception that Ray raised."""
         message = _details(error) or str(error) or type(error).__name__
         loss_error = UnavailableError(f"lost the Ray cluster: {message}; start it again, then run again")
         loss_error.__cause__ = error
@@ -121,16 +121,16 @@ class TaskListener:
         return loss_error
 
     def close(self) -> None:
-        """End the thread and its connection; its tasks are no longer heard."""
+        """End the thread and its connection; the events of its tasks are no longer received."""
         self._closed = True
         with self._changed:
             self._changed.notify()
         self._thread.join()
 
     def _work(self, connect: Callable[[], bool]) -> None:
-        """All in one thread: the processes of a Ray that is started here end with the thread that started them.
+        """Connect, listen and disconnect in one thread: the processes of a Ray that starts here end with that thread.
 
-        A connection to a Ray that is lost is ended at once: after a minute of it, Ray ends this process.
+        A connection to a lost Ray is ended at once: otherwise Ray ends this process after a minute.
         """
         try:
             connected_here = connect()
@@ -210,7 +210,7 @@ class TaskListener:
                 fit_text = f"{len(fitting_nodes)} of {pluralize(len(there), 'node')} can take it"
                 task.told.put(Waiting(task.job.name, f"room on the cluster: {fit_text}"))
             return None
-        if find_fitting(needs, there):  # only the one to be avoided
+        if find_fitting(needs, there):  # only the node to avoid
             return StepError(f"{task.job.name}: the other nodes were lost", "node-lost", "", task.peak_mib)
         task.unplaced_since = task.unplaced_since or now
         remaining_s = task.unplaced_since + self._wait_s - now
@@ -221,7 +221,7 @@ class TaskListener:
 
 
 def _details(error: BaseException) -> str:
-    """The details of an error of gRPC, which Ray's client raises where a new head does not know it; '' for others."""
+    """The details of a gRPC error, which Ray's client raises if a new head does not know it; '' for other errors."""
     details = getattr(error, "details", None)
     return str(details()) if callable(details) else ""
 
@@ -229,7 +229,7 @@ def _details(error: BaseException) -> str:
 def _ready(refs: list[Untyped]) -> list[Untyped]:
     """The tasks with new events, after a wait of up to `_WAIT_S` for the first.
 
-    `ray.wait` takes time for each task there is, so over `_MANY` are left to gather for `_GATHER_S`.
+    `ray.wait` takes time for each task: with more than `_MANY`, events gather for `_GATHER_S` first.
     """
     import ray
 
@@ -243,7 +243,7 @@ def _ready(refs: list[Untyped]) -> list[Untyped]:
 
 
 def _end(tasks: Sequence[RayTask]) -> None:
-    """Interrupt tasks that run and take back the others; kill those that have not ended after `_GRACE_S`."""
+    """Interrupt tasks that run and cancel the others; kill those that have not ended after `_GRACE_S`."""
     for task in tasks:
         task.cancel(force=task.started is None)
     deadline = time.monotonic() + _GRACE_S
@@ -255,7 +255,7 @@ def _end(tasks: Sequence[RayTask]) -> None:
         task.cancel(force=True)
 
 
-# Between two attempts to reach a cluster.
+# Seconds between two attempts to reach a cluster.
 _AGAIN_S = 2.0
 
 
@@ -266,9 +266,9 @@ class RayExecutor:
     RAY_ADDRESS names, else starts one on this host, without dashboard or usage statistics. A cluster that happens to
     run on this host is joined only by name ('auto').
     jobs: how many run at once; by default as many as the cluster has room for.
-    wait_s: how long a job waits for a node that suits it to come, and all jobs together for a cluster that does not
-    answer, at the first connection or after it was lost; by default they fail at once.
-    modules: what the processes of jobs have imported already, where they can be forked (`execution.fork_client`).
+    wait_s: how long a job waits for a suitable node, and how long all jobs together wait for a cluster that does not
+    answer, at the first connection or after a loss; by default they fail at once.
+    modules: those that processes of jobs have imported already, if they can be forked (`execution.fork_client`).
     None runs jobs in the workers themselves, without limits: for work that is known to be harmless.
     """
 
@@ -299,7 +299,7 @@ class RayExecutor:
             self._disconnect()
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> Result:
-        """Run the job where its needs are met, and again where that helps (`builders.execution.local`).
+        """Run the job on a node that meets its needs, and retry it if that may help (`jobs.run_with_retries`).
 
         Errors are `run_job`'s; also StepError 'crash' when its worker is lost, 'node-lost', 'node-memory' and
         'no-node', and UnavailableError when the cluster cannot be reached.
@@ -326,7 +326,7 @@ class RayExecutor:
             self._listener.cancel()
 
     def _connect(self, name: str, watch: Watch) -> TaskListener:
-        """The listener of a connection that holds. name: of the job that waits for it, for the watch."""
+        """The listener of a working connection, made if necessary. name: the job that waits for it, for the watch."""
         with self._connecting:
             if self._listener and self._listener.lost:
                 self._disconnect()
@@ -362,7 +362,7 @@ class RayExecutor:
             task = listener.submit(lambda: RayTask(job, cluster_nodes, avoided_node, self._modules))
         except EnginesmithError:
             raise
-        except Exception as error:  # Ray's client raises a plain one
+        except Exception as error:  # Ray's client raises a plain Exception
             raise listener.lose(error) from error
         try:
             return decode(_follow(task, watch, listener), result_type(job.request))
@@ -378,7 +378,7 @@ class RayExecutor:
 
 
 def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
-    """The value of the task's answer; until then each of its events goes to the watch. Raises the error of either."""
+    """Pass the task's events to the watch until its answer, and return the answer's value. Raises either's error."""
     has_ended = False
     try:
         while True:

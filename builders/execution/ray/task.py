@@ -28,17 +28,17 @@ from enginesmith.core.types import Untyped
 # Ray gives every node this label.
 _NODE_ID = "ray.io/node-id"
 _REACH_S = 5.0
-# Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
+# Ray replaces these by this machine's address, even if a cluster listens on loopback alone.
 _LOOPBACK = ("localhost", "127.0.0.1")
 _ANSWER_S = 2.0
-# For a head to answer; Ray ends a process that waits for it for 60 s.
+# Seconds for a head to answer; Ray ends a process that waits 60 s for its head.
 _HEAD_S = 20.0
 # Free while a connection of `connect_ahead` is unused.
 _AHEAD = threading.Semaphore(0)
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
-    "RAY_task_oom_retries": "0",  # else what its memory monitor kills is started again without end
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about CUDA_VISIBLE_DEVICES
+    "RAY_task_oom_retries": "0",  # else a task that Ray's memory monitor kills is restarted without end
     "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that calls Ray after another one disconnected starts one here
 }
 
@@ -71,8 +71,8 @@ def connect(address: str | None, jobs: int | None) -> bool:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     if address and "ray" not in sys.modules:
-        # Of a process without which Ray ends this one when the raylet is lost, by default its parent; that may be a
-        # Prefect worker that was killed too, or the first process of a container, which counts as killed.
+        # When the raylet is lost, Ray ends this process if the process with this pid is gone. The default is the
+        # parent: it may be a Prefect worker that was killed too, or a container's first process, which counts as gone.
         os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     import ray
 
@@ -82,14 +82,14 @@ def connect(address: str | None, jobs: int | None) -> bool:
         check_reachable(address)
     local_options = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own deprecations are not our user's business
+        warnings.simplefilter("ignore")  # Ray's own deprecations do not concern our user
         try:
-            # What it logs of tasks that end with a worker, at a cluster's end too, `RayTask` makes errors of where they
-            # matter.
+            # Ray logs each task that ends with its worker, also when a cluster ends. `RayTask` raises errors for the
+            # ones that matter.
             ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local_options)
-        except Exception as error:  # of a node that times out at its start, Ray raises a plain one
+        except Exception as error:  # Ray raises a plain Exception if a node's start times out
             reason = f"the Ray cluster at {address}: {error}" if address else f"a local Ray: {error}"
-            # Ray sends no token to an address unless it is told to, and then does not give the reason.
+            # Ray sends no token to an address by default, and its error does not give that reason.
             if address and os.environ.get("RAY_AUTH_MODE") != "token":
                 reason += " (if the cluster requires a token, set RAY_AUTH_MODE=token)"
             raise UnavailableError(f"cannot reach {reason}; check it, or use the local executor") from error
@@ -133,7 +133,7 @@ def disconnect() -> None:
 
 
 def _let_raylets_print(is_allowed: bool) -> None:
-    """Whether raylets report lost workers on stdout, which is for results; `RayTask` makes errors of these.
+    """Set whether raylets report lost workers on stdout, which is for results; `RayTask` turns these into errors.
 
     Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
     """
@@ -143,7 +143,7 @@ def _let_raylets_print(is_allowed: bool) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Raise UnavailableError within seconds where Ray would try for minutes."""
+    """Raise UnavailableError within seconds if nothing listens at `address`; Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return  # 'auto', 'local': Ray's own names
@@ -166,12 +166,12 @@ def _connect(host: str, port: int, server_name: str, remedy: str) -> None:
 
 
 def nodes() -> list[RayNode]:
-    """The nodes that are alive, as far as Ray has noticed. Raises an error of Ray if its head is lost."""
+    """The nodes that Ray considers alive. Raises an error of Ray if its head is lost."""
     import ray
     from ray._private import worker
 
     if not through_client():
-        # `ray.nodes` waits for a head without a limit. Ray ends this process if none comes within a minute, or another.
+        # `ray.nodes` waits for a head without limit. Ray ends this process if none answers within a minute, or another.
         worker.global_worker.gcs_client.get_all_node_info(timeout=_HEAD_S)
     return [_parse_node(node_json) for node_json in ray.nodes() if read(node_json, "Alive", bool)]
 
@@ -196,9 +196,9 @@ def _parse_node(node_info: Mapping[str, object]) -> RayNode:
 
 
 def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = None) -> list[RayNode]:
-    """The nodes that the job could run on if nothing else did. Memory excludes none (see `ray_options`).
+    """The nodes that the job could run on if they were idle. Memory excludes none (see `ray_options`).
 
-    avoid: the id of a node that will not do.
+    avoid: the id of a node to exclude.
     """
     labels = needs.labels.items() if needs.required else set()
     return [
@@ -229,7 +229,7 @@ def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None
 
 
 def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> str:
-    """The message that no node suits: what was asked for, what there is, and the remedy. waited_s: for one to come."""
+    """The message that no node is suitable: the needs, the nodes, and the remedy. waited_s: seconds waited for one."""
     node_counts = Counter(_describe(node.labels, node.gpus) for node in nodes)
     nodes_text = ", ".join(f"{count} with {text}" for text, count in sorted(node_counts.items())) or "none"
     label_text = "".join(f" --labels {name}={value}" for name, value in needs.labels.items() if needs.required)
@@ -245,12 +245,12 @@ def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> 
 
 
 def countdown(needs: Needs, left_s: float) -> str:
-    """The message while no node suits yet: what is asked for, and how long it is still waited for."""
+    """The message while no node is suitable yet: the needs, and the remaining time."""
     return f"a node with {_describe_needs(needs)}: none yet, {_minutes(left_s)} left"
 
 
 def describe_unreachable(error: UnavailableError, left_s: float) -> str:
-    """The message while the cluster does not answer: why, and how long it is still tried."""
+    """The message while the cluster does not answer: the reason, and the remaining time."""
     return f"{str(error).partition(';')[0]}; tried again, {_minutes(left_s)} left"
 
 
@@ -268,12 +268,12 @@ def _describe(labels: Mapping[str, str], gpus: float) -> str:
     return " and ".join(resources) if resources else "a CPU"
 
 
-# One job on Ray: what its worker runs, and what the driver knows of it: starting, events, cancelling, and its loss.
+# One job on Ray: the function that its worker runs, and the driver's view: its start, events, cancellation and loss.
 #
-# The task is a generator of batches of events, a `TaskAnswer` the last one (`work`). For jobs that need no process of
-# their own it is a plain function that returns one batch (`work_here`). A worker runs one job after another of a run,
-# and holds nothing of them: it keeps the server that forks their processes (`fork_client`), unless a job has a
-# GPU, whose worker Ray itself uses once.
+# The task (`work`) is a generator of batches of events; the last event is a `TaskAnswer`. For a job that needs no
+# process of its own, it is a plain function that returns one batch (`work_here`). A worker runs one job of a run after
+# another. It keeps nothing of them but the server that forks their processes (`fork_client`). For a job with a GPU, Ray
+# uses a worker once.
 
 # Seconds between two batches of events; the answer comes at once.
 _BATCH_S = 0.25
@@ -290,11 +290,11 @@ Event = JobEvent | TaskAnswer
 
 
 def work(job: Job[object], modules: tuple[str, ...]) -> Iterator[list[Event]]:
-    """Run a job in a process of its own within its limits; gives batches of its events.
+    """Run a job in a process of its own within its limits; yields batches of its events.
 
-    modules: what its processes have imported already, where they can be forked.
+    modules: those that its process has imported already, if it can be forked.
     """
-    # Ray interrupts a task as Ctrl-C would, which a Ray that was started in a shell's background has learnt to ignore.
+    # Ray interrupts a task with SIGINT, which a Ray that a shell started in the background ignores.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield [Started(job.name, _node_id())]
     events: deque[Event] = deque()
@@ -324,7 +324,7 @@ def work(job: Job[object], modules: tuple[str, ...]) -> Iterator[list[Event]]:
 
 
 def work_through(job: Job[object], modules: tuple[str, ...]) -> list[Event]:
-    """As `work`, all events in one batch: for Ray's client, which streams nothing."""
+    """As `work`, with all events in one batch: Ray's client does not stream."""
     return [event for batch in work(job, modules) for event in batch]
 
 
@@ -357,11 +357,11 @@ def _node_id() -> str:
 
 
 class RayTask:
-    """A job that was handed to Ray. The listener's thread writes it; the thread that waits for the job reads `told`.
+    """A job that was submitted to Ray. The listener's thread changes it; the thread that waits for it reads `told`.
 
     told: events of the worker, and of the listener: `Waiting`, and the error that ends the task.
     modules: as of `RayExecutor`; None for a job that needs no process of its own.
-    started, unplaced_since, lost_since: as `time.monotonic` tells.  queued: whether `Waiting` for room was told.
+    started, unplaced_since, lost_since: as `time.monotonic` tells.  queued: whether `Waiting` for room was sent.
     over: whether `told` has the last event.
     nodes: of the cluster.  avoid: id of a node that is left out as long as another one suits.
     """
@@ -414,7 +414,7 @@ class RayTask:
     def cancel(self, force: bool) -> None:
         """Interrupt the worker, which then kills the job's processes and removes its folder; or kill it (force).
 
-        A killed worker still takes the job's processes along (`builders.execution.child`).
+        The job's processes also end if the worker is killed (`builders.execution.child`).
         """
         import ray
 
@@ -445,7 +445,7 @@ class RayTask:
 def _remote(is_isolated: bool, streams: bool) -> Untyped:
     import ray
 
-    # Ray's own retries are off, because it does not report them: `builders.execution.local` decides about retries.
+    # Ray's own retries are off, because it does not report them: `run_with_retries` decides about retries.
     if is_isolated:
         return_count, function = ("streaming", work) if streams else (1, work_through)
         return ray.remote(num_returns=return_count, max_retries=0)(function)
