@@ -268,11 +268,11 @@ DEAD = 1e-12
 FINE_DB, COARSE = 15.0, 0.05
 # The share of a slice's variation that its error energy may reach: half of the variation is then explained.
 VARIATION = 0.5
-# The share of the output's mean variation up to which a slice's may be lost to honest rounding: where it is as small a
-# share of the slice's energy too (a thousandth of its amplitude: a class of padding that is always near -13.7), and
-# where an axis has so many. Of the 6,625 classes of a text recogniser's softmax, honest fp16 rounding loses some 170,
-# the strongest with 3.5e-6, a probability of 1.3e-4 at most. Scores of some eighty classes beside boxes are as faint,
-# vary with their size, and may not.
+# Up to these shares of the output's mean variation, honest rounding may lose a slice's variation: FAINT if it is also
+# that share of the slice's energy (a class of padding that is always near -13.7), FAINT_OF_MANY on an axis with MANY
+# slices. Of 6,625 classes of a text recogniser's softmax, honest fp16 rounding loses some 170, the strongest with
+# 3.5e-6, a probability of 1.3e-4 at most. Scores of some eighty classes beside boxes are as faint, but vary with the
+# boxes' size, and must not be lost.
 FAINT, FAINT_OF_MANY, MANY = 1e-6, 1e-5, 256
 # Factors of energy over honest rounding: of an engine over an honest kernel (twice the amplitude), and of a graph over
 # its source: another way of rounding a graph may double the amplitude again in a few samples.

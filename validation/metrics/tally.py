@@ -11,7 +11,7 @@ from enginesmith.core.reports.proof import FreeRunning, SequenceDrift, Spread, W
 from validation.metrics.drift import is_exact
 from validation.metrics.slice_sums import exponent_of
 
-# Measures how errors spread over elements and samples, from pairs of outputs as they come.
+# Measures the distribution of errors over elements and samples, from pairs of outputs that are added one by one.
 #
 # - |a - e| over all finite elements of the golden cases, in a histogram whose buckets are the sign, exponent and first
 #   6 bits of a float32's fraction: logarithmic without computing logarithms, as in HdrHistogram (Tene, 2012), with
