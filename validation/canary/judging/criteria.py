@@ -48,14 +48,15 @@ NOISE = (0.002, 0.01)
 # bounds. "No difference was found" is no PASS.
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
- are multiplied by this (calibration: Loh, JASA 82, 1987). The normal interval of the bootstrap at 5 % misses in
+# The number of resamples of the bootstrap.
+REPLICATES = 1000
+# Levels are multiplied by this (calibration: Loh, JASA 82, 1987). The normal interval of the bootstrap at 5 % misses in
 # 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and autocorrelated latencies, 5,000 requests, median).
 CALIBRATED = 0.9
 # The factor for a replay in segments (`CanaryEvidence.design_block`), which has fewer blocks: at 0.9 a candidate at the
 # margin of its median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
-# The wider of two intervals misses less often than either: ranks are shifted by this share of a single interval's
-# shift.
+# The wider of two intervals misses less often than either: ranks shift by this share of one interval's shift.
 _RANKS = 0.9
 Z_POWER = NORMAL.inv_cdf(POWER)
 
@@ -347,7 +348,8 @@ def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: f
     """The criterion of the mean scores. error: standard error of their difference.  freedom: its degrees of freedom."""
     count = len(score_pair[0])
     estimate = float(score_pair[1].mean() - score_pair[0].mean())
- = levels.at(count)
+    # At the uncalibrated level, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
+    levels = levels.at(count)
     z_pass, z_fail = (t_quantile(1.0 - CALIBRATED * level, freedom) for level in (levels.passing, levels.failing))
     # Scores that never differed do not prove that they never will.
     score_range = max(float(values.max()) for values in score_pair) - min(float(values.min()) for values in score_pair)

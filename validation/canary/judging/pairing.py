@@ -85,7 +85,7 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
         young_names = [name for name, age in ages.items() if longest_s and age <= longest_s]
         if not tail_names <= set(young_names):  # the side had stopped before the last requests arrived
             young_names = [name for name in young_names if name not in tail_names]
-        if is_closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # closed a moment before the candidate
+        if is_closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # closed just before the candidate
             young_names = list(tail_names)
         pending += young_names
         if len(young_names) > MOST_IN_FLIGHT:
