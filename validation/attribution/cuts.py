@@ -72,8 +72,7 @@ def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) 
 
 
 def list_scores(steps: Sequence[GraphStep], outputs: Sequence[str]) -> set[str]:
-    """Names of the tensors, except `outputs`, that only Softmaxes read, directly or through MASKING operators.
-    steps: in order."""
+    """Names of tensors, except `outputs`, that only Softmaxes read, also through MASKING operators. steps: in order."""
     scores, others = set[str](), set(outputs)
     for step in reversed(steps):
         leads = step.op_type in MASKING and scores.issuperset(step.makes) and others.isdisjoint(step.makes)
@@ -123,8 +122,7 @@ def spread(tensors: Sequence[str], limit: int) -> list[str]:
 
 
 def windows(segments: Sequence[GraphSegment], size: Mapping[str, int], limit: int) -> Iterator[list[GraphSegment]]:
-    """Groups of consecutive segments, whose targets and boundaries have up to `limit` bytes (a single one may have
-    more).
+    """Groups of one or more consecutive segments, whose targets and boundaries have up to `limit` bytes if several.
 
     size: bytes of each tensor by name.
     """
@@ -219,8 +217,7 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
 
 
 def _smaller(picks: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
-    """A smaller subset that passes (one part of `picks`, or all parts but one), and the number of parts for the next
-    split; None if none passes."""
+    """(a part of `picks`, or all parts but one, that passes; the number of parts for the next split); None if none."""
     bounds = [index * len(picks) // parts for index in range(parts + 1)]
     subsets = [picks[low:high] for low, high in pairwise(bounds)]
     for subset in subsets:

@@ -204,8 +204,7 @@ class OnnxGraph:
         return {name: tuple(int(size) for size in shape_outputs[f"{name}{SHAPE}"]) for name in tensors}
 
     def open_segment(self, tensors: Sequence[str], specs: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """A session of the graph cut at the tensors of `specs`, which become inputs. An output of the same name as an
-        input is called NAME@local."""
+        """A session of the graph cut at `specs`, its new inputs. An output with the name of an input is NAME@local."""
         model = deepcopy(self._model)
         nodes = select_needed(model.graph.node, tensors, specs)
         for node in nodes:

@@ -270,8 +270,7 @@ class _TensorDrift:
 
 
 def _mask_infinite(expected: Array, actual: Array | None, is_score: bool) -> tuple[Array, Array | None]:
-    """Both arrays, with mask values replaced by equal infinities: sums leave these out, since their energy would hide
-    other errors.
+    """Both arrays with mask values replaced by equal infinities, which sums leave out: masks would hide other errors.
 
     A value is a mask if it is one in both arrays. is_score: whether only a Softmax reads the tensor; any value far
     below its row's greatest is then a mask, unless it is -inf on one side only, which can cause NaN.

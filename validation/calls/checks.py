@@ -101,7 +101,6 @@ SIZES, CALLS, MIXTURES = Counts(1, 256, 0.2, 0.05), Counts(16, 640, 0.15, 0.05),
 @dataclass(frozen=True)
 class Allowance:
     """The time for tries. asked_s: a spec's seconds for sizes and calls together; None: as in `Counts`.
-
     compared_s: duration of the comparison, in seconds of `clock`.  wall: the time, in seconds."""
 
     asked_s: float | None = None
@@ -111,11 +110,9 @@ class Allowance:
 
 
 class Tries:
-    """Decides whether another try is made; time counts from now. wall_s: seconds that limit the tries instead of the
-    counts; None: the counts, and CEILING times their seconds.
-
-    done: number of earlier tries, which count but cost no time.  is_cut: whether the seconds ended tries that the
-    counts allow."""
+    """Decides whether another try is made; time counts from now. wall_s: seconds that replace the counts; None: the
+    counts, and CEILING times their seconds.  done: number of earlier tries, which count but cost no time.  is_cut:
+    whether the seconds ended tries that the counts allow."""
 
     def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None, done: int = 0) -> None:
         self._allowance, self._start_s, self._wall_start_s = allowance, allowance.clock(), allowance.wall()
@@ -254,7 +251,7 @@ def _try_mixtures(
 class Screen:
     """Judges cases of one kind, except cases whose small errors show that they keep the limits: judging takes longer
     than running. factor, largest_errors: a case is not judged if its errors are at most `factor` times the largest
-    errors of the judged cases."""
+    errors of the judged cases that kept their limits."""
 
     pair: FuzzSides
     factor: float = MOST_FACTOR
@@ -333,8 +330,7 @@ def _list_factors(checks: Sequence[Check]) -> Iterator[float]:
 
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
-    """A note for failures of scaled-up values only: the greatest |x| without a failure, and a remedy for fp16; or
-    ''."""
+    """A note if only scaled-up values failed: the greatest |x| without a failure, and a remedy for fp16; else ''."""
     factors = {values: FACTORS[values] for values in (outcome.case.values for outcome in outcomes) if values in FACTORS}
     failed_values = [outcome.case.values for outcome in outcomes if outcome.verdict == "failed"]
     failed_factors = [factors.get(values, 0.0) for values in failed_values if values != "stretched"]
@@ -349,9 +345,8 @@ def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: Fuzz
 
 
 def _places(lengths: Sequence[int], generator: np.random.Generator) -> Iterator[Array]:
-    """Indices of sizes in each dim: first a Latin hypercube (longest dim, dims), in whose columns each index of a dim
-    occurs in random order; then the whole grid (sizes, dims) in random order, or MOST_ENUMERATED points of a large
-    one."""
+    """Indices of sizes: first a Latin hypercube (longest dim, dims), with all indices of a dim in random order in its
+    column; then the whole grid (sizes, dims) in random order, or MOST_ENUMERATED random points of a large grid."""
     row_count = min(max(lengths), MOST_ENUMERATED)
     columns = [
         [generator.choice(length, min(length, row_count), replace=False) for _ in range(-(-row_count // length))]

@@ -164,8 +164,7 @@ class RepeatedCalls:
             self._call(case)
 
     def run(self, pool: Sequence[RepeatedInputs], seed: int, more: Callable[[int], bool]) -> None:
-        """Call with inputs of the pool while `more(calls so far)` is true, then with refilled arrays and from
-        threads."""
+        """Call with inputs of the pool while `more(calls so far)`, then with refilled arrays and from threads."""
         for case in _turns(pool, seed):
             if not more(self.calls):
                 break
@@ -181,9 +180,8 @@ class RepeatedCalls:
                 self._share(pool)
 
     def _refill(self) -> None:
-        """Call with the first inputs, the second, none, and the first again, in the same arrays. Then call with the
-        first in reversed order, in read-only arrays in Fortran's order, with gaps, at odd addresses, as in a
-        message."""
+        """Call with the first inputs, the second, none, and the first again, in the same arrays; then with the first,
+        last input first, in read-only arrays in Fortran's order, with gaps, at odd addresses, as in a message."""
         buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
         for number, case in enumerate((*self._pair, *self._pair[:1])):
             if number == len(self._pair):

@@ -66,8 +66,7 @@ INTERVAL_LEVEL = 0.05
 
 @dataclass(frozen=True)
 class MannWhitney:
-    """The test of latencies: U, z corrected for ties, two-sided p. cles: the probability that the candidate is
-    slower."""
+    """The test of latencies: U, z corrected for ties, two-sided p. cles: probability that the candidate is slower."""
 
     u: float
     z: float
@@ -223,9 +222,8 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
 
 # The report of a canary: a JSON document of a versioned format that carries its own digest.
 #
-# The digest detects damage and edits by hand. It is no signature: a writer of reports can write another one with a
-# valid digest. Reading a report checks that each criterion's verdict follows from its interval, and the verdict from
-# the criteria.
+# The digest detects damage and edits by hand. It is no signature: anybody can write another report with a digest.
+# Reading a report also checks that the verdict follows from the criteria, and each criterion's from its interval.
 
 FORMAT = 1
 KIND = "enginesmith-canary"

@@ -41,8 +41,7 @@ ONE_PROCESS = 0.10
 @dataclass(frozen=True, eq=False)
 class BatchTimes:
     """Run times of batches of 1, 2, ... `most` samples. curves: seconds, as quantiles at equal steps from 0 to 1,
-    float64 [most, steps].  half: half of the 95 % interval of a time's logarithm in one more process, float64
-    [most]."""
+    float64 [most, steps].  half: half of the 95 % interval of log(time) in one more process, float64 [most]."""
 
     curves: Array
     half: Array

@@ -39,8 +39,7 @@ _BOX = 4
 
 
 def selected_of(graph: GraphProto, limits: Mapping[str, object], metrics: Sequence[TaskMetric]) -> dict[str, Rows]:
-    """The outputs of a graph that are judged as sets: none if the spec has a limit or a metric that judges
-    decisions."""
+    """The outputs of a graph that are judged as sets: none if a limit or metric of the spec judges decisions."""
     return {} if DECISIONS in limits or any(metric.decides for metric in metrics) else find_selected(graph)
 
 

@@ -215,8 +215,7 @@ def _count_unsorted(values: Array, order: Order) -> float:
 
 
 def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
-    """The number of axes of another size than declared; all for another rank. A dim that no input has may be any
-    size."""
+    """The number of axes of another size than declared; all for another rank. A dim that no input has fits any size."""
     if len(actual) != len(shape):
         return float(max(len(actual), len(shape)))
     pairs = zip(shape, actual, strict=True)

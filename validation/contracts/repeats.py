@@ -272,8 +272,7 @@ def _in_batches(
 
 
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
-    """The outputs for the first sample of `inputs` at index `place` in a batch of `size`, if they have a batch axis
-    0."""
+    """The outputs with a batch axis 0, for the first sample of `inputs` at index `place` of a batch of `size`."""
     specs = [spec for spec in session.inputs if spec.name in inputs]
     batch_specs = [TensorSpec(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
     batch_inputs = resize(inputs, batch_specs, {batch.name: size})

@@ -204,8 +204,7 @@ def merge_digests(parts: Iterable[bytes]) -> bytes:
 
 
 def overlap_check(golden: bytes, calibration: bytes) -> Check:
-    """The check of the share of golden samples that are calibration samples too. golden, calibration: joined
-    digests."""
+    """The check of the share of golden samples that are calibration samples too. Arguments: joined digests."""
     calibration_digests, samples = set(_split(calibration)), _split(golden)
     count = sum(sample in calibration_digests for sample in samples)
     share = count / max(len(samples), 1)
@@ -248,8 +247,7 @@ MOST_ROWS = 16
 
 @dataclass(frozen=True)
 class SequenceSamples(_Reading):
-    """Samples as steps with complete inputs; runs count as steps. streams: runs the model for the states; one pass at a
-    time.
+    """Samples as steps with complete inputs; runs count as steps. streams: runs the model, for one pass at a time.
 
     order: the number of each sample's sequence; None for a single sequence.  steps: the division into steps; None if
     each sample is a step.
@@ -266,8 +264,7 @@ class SequenceSamples(_Reading):
         return merge_digests([window_digests(sequences)])
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
-        """See `SampleSource`. The model runs all steps from the first, for their states; steps from `start` are
-        yielded."""
+        """See `SampleSource`. The model runs all steps, for the states; only steps from `start` on are yielded."""
         samples, order = self.samples, self.order
         if self.steps:
             samples = JoinedSteps(samples, self.steps)

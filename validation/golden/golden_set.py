@@ -250,8 +250,7 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
 
 @dataclass(frozen=True)
 class _StoredCases(Sequence[Case]):
-    """The cases of a file, each read on access. named: name and kind of each case.  names: of all tensors in the file.
-    root: prefix of the names of these cases' tensors."""
+    """The cases of a file, each read on access. named: name and kind of cases.  names: of tensors.  root: prefix."""
 
     path: Path
     named: tuple[CaseName, ...]

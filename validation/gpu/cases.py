@@ -312,8 +312,7 @@ def _record(opener: Opens, ask: Callable[[Session], None], trial: TrialOutcome) 
 
 
 def _time(opener: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
-    """The outcome with the latency at each size of the cases, copies included, and with the device's own time if the
-    session measures that."""
+    """The outcome with the latency at each size, copies included, and the device's own time if it is measured."""
     started_s = time.perf_counter()
     with _open(opener) as session:
         repeat_s = time.perf_counter() - started_s

@@ -95,8 +95,7 @@ class _Bench:
     count: int = 0
 
     def run(self, name: str, request: Request[Result]) -> Result | TrialOutcome:
-        """The request's result, from its own process; if the process ends without a result, an outcome with the
-        reason."""
+        """The request's result, from its own process; an outcome with the reason if that ends without a result."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()

@@ -189,8 +189,7 @@ def _chance(count: Array) -> Array:
     result in one of a thousand cases. 1 from 17 elements on.
 
     The mean of squared normal errors is chi-squared over its degrees of freedom; its quantile is that of Wilson and
-    Hilferty, "The Distribution of Chi-Square", 1931. _OTHER covers the variation of the other sample (some fifty
-    elements).
+    Hilferty, "The Distribution of Chi-Square", 1931. _OTHER: for the other sample (some fifty elements).
     """
     variance = 2 / (9 * np.maximum(count, 1.0))
     low = np.maximum(1 - variance - _THOUSANDTH * np.sqrt(variance), 0.05) ** 3

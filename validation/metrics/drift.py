@@ -87,7 +87,7 @@ class RowSums:
 
     @property
     def names_classes(self) -> bool:
-        """Whether the rows are decisions between classes: several classes occur, and at least half the rows are
+        """Whether the rows are decisions between classes: several classes occur, and at least half of rows are
         clear."""
         return len(self.named) > 1 and 2 * sum(self.clear.values()) >= sum(self.looked_at.values())
 

@@ -234,8 +234,7 @@ class ChunkSums:
         return True
 
     def _widen(self, e: Array, a: Array) -> Array:
-        """Both arrays in float64, flat and in units of 2^exponent: a buffer of (2, elements), reused by the next
-        call."""
+        """Both arrays in float64, flat, in units of 2^exponent: a buffer (2, elements), reused by the next call."""
         pair = self._buffer(e.size)
         for row, values in zip(pair, (e, a), strict=True):
             row.reshape(e.shape)[...] = values
@@ -261,8 +260,7 @@ class ChunkSums:
                 self.worst = self.taken + start + int(np.argmax(np.absolute(errors())))
 
     def _add_masked(self, e: Array, a: Array) -> None:
-        """Add any chunk. NaN and infinities are left out of the sums, and counted apart: unequal ones and equal
-        ones."""
+        """Add any chunk. NaN and infinities are left out of the sums; pairs of them are counted, by equality."""
         finite_mask = np.isfinite(e) & np.isfinite(a)
         bad_indices = np.flatnonzero(~finite_mask & (e != a))
         if not self._add(np.where(finite_mask, e, 0), np.where(finite_mask, a, 0)):
@@ -324,8 +322,7 @@ R = TypeVar("R")
 
 
 def exponent_of(*arrays: Array) -> int:
-    """The exponent n of the unit 2^n in which arrays are squared: 0 unless float64 squares may overflow or
-    underflow."""
+    """The exponent n of the unit 2^n in which arrays are squared: 0 if float64 squares cannot over- or underflow."""
     wide_arrays = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
     peak = max((_peak(array[block]) for array in wide_arrays for block in blocks_of(array.shape, CHUNK)), default=0.0)
     exponent = math.frexp(peak)[1]

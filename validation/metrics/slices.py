@@ -14,8 +14,7 @@ Block = tuple[int | slice, ...]
 
 
 def pairs_of(left: Array, right: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Flat pieces of two arrays of one shape, in C order, of at most `size` elements; the next piece may overwrite
-    one."""
+    """Flat pieces of two arrays of one shape, in C order, of at most `size` elements; each may be overwritten next."""
     flags = ["external_loop", "buffered", "zerosize_ok"]
     for pair in np.nditer([left, right], flags, buffersize=size, order="C"):  # type: ignore[call-overload]
         if left.size:
@@ -159,8 +158,7 @@ class Slices:
         return replace(self.pool(tuple(range(self.mean.ndim)) if is_single else lead_axes), reach=self.reach)
 
     def about(self, usual: "Slices") -> "Slices":
-        """The slices of a case of few samples, with the variation about the means of the golden set's slices
-        `usual`."""
+        """The slices of a case of few samples, with the variation about the means of the golden set's `usual`."""
         if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
             return self.within()
         slices, usual_slices = self._pool_differing(usual)

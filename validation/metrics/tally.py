@@ -90,8 +90,7 @@ class OutputTally:
         return Spread(stage, output, *counts, errors, tuple(sqnr_values.tolist()), tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
-        """Count the errors of rows; returns each row's SQNR in decibels (rows,), for integers minus the unequal
-        count."""
+        """Count errors; returns each row's SQNR in decibels (rows,), or for integers -(number of unequal elements)."""
         if self.exact:
             unequal_counts = np.count_nonzero(e != a, axis=1)
             if golden:
@@ -242,8 +241,7 @@ class Along:
         course.sequences.append(SequenceDrift(case, len(steps), level, _first_other(expected, actual, course.decides)))
 
     def add_steps(self, output: str, steps: Sequence[int], pair: tuple[Array, Array]) -> None:
-        """Add rows of single steps. steps: their positions in the sequences; an output without a whole number of rows
-        per step is ignored."""
+        """Add rows of single steps. steps: their positions; outputs without whole rows for each step are ignored."""
         expected, actual = pair
         rows, remainder = divmod(len(expected) if expected.ndim else 0, max(len(steps), 1))
         if rows and not remainder:

@@ -415,7 +415,6 @@ def _casts_to(node: "NodeProto", *kinds: int) -> bool:
 @dataclass(frozen=True)
 class Perturbed:
     """A session with the inputs SKIP and FLIPS beside the model's. halves: whether its graph rounds to 16 bits.
-
     grids: whether its graph quantizes tensors."""
 
     session: Session
@@ -428,7 +427,6 @@ def perturb_graph(
     graph: Path, opener: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
 ) -> Iterator[Perturbed]:
     """Open a graph with perturbed rounding. opener: opens an ONNX file without rewriting it.  workdir: for that file.
-
     half, activation_blocks: as in `with_rounding`. Raises as `with_rounding`."""
     from builders.onnx_graphs.outline import write_graph
     from builders.onnx_graphs.weights import load_graph

@@ -287,9 +287,8 @@ def _run(
 
 
 def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int, uncut: bool) -> list[_Group]:
-    """The golden cases to measure on, as one group, and edge cases, each as a group. is_small: whether the graphs are
-    small.  samples: number in all (of cases, at least MOST_CASES, for a small model).  uncut: `whole` of
-    `measure_rounding`."""
+    """A group of the golden cases to measure, and a group for each edge case. is_small: whether the graphs are small.
+    samples: in all (at least MOST_CASES cases for a small model).  uncut: `whole` of `measure_rounding`."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     is_small = is_small and max(sizes.values(), default=0) < SMALL_INPUTS

@@ -86,8 +86,7 @@ LEAST_BLOCKS = 20
 # least the second number of blocks.
 BLOCK_TIMES = 5.0
 LEAST_INDEPENDENT = 16
-# Significance levels of the test for a changing level: at the first, blocks get longer; at the second, the variance is
-# unknown.
+# Significance of the test for a changing level: at the first, blocks get longer; at the second, no variance is known.
 LEVELS = (0.05, 0.02)
 # The test uses at most _WAVES cosine waves, and at most one for each _BLOCKS_A_WAVE blocks.
 _WAVES, _BLOCKS_A_WAVE = 8, 4

@@ -402,8 +402,7 @@ def describe_power(criterion: Criterion) -> str:
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
-    """A text: the approximate number of requests, and seconds of traffic, for an equal candidate to pass; '' if no
-    number suffices.
+    """A text on the number of requests, and seconds of traffic, with which an equal candidate passes; '' if none does.
 
     requests, seconds: number of requests so far, and their duration; None: the duration is unknown.
     """

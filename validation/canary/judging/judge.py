@@ -113,8 +113,7 @@ class Looks:
     before: tuple[int, ...] = ()
 
     def fractions(self, requests: int) -> tuple[float, ...]:
-        """The share of the plan at each look, the present one last. Raises InputError for earlier looks without a plan,
-        and if the plan is used up."""
+        """The share of the plan at each look, the present one last. Raises InputError without a plan or rest of it."""
         if self.planned is None:
             if self.before:
                 raise InputError("there were earlier looks, so the number of planned requests must be given")

@@ -200,8 +200,8 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
 
 
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
-    """The reason why an engine may have died at the end of its log: the other log continues for longer than chance
-    explains; or ''."""
+    """A text that an engine may have died at its log's end, because the other log goes on longer than by chance; or
+    ''."""
     for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         later_count = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
         if later_count * len(side) >= _SILENCE * len(peer):
@@ -264,8 +264,7 @@ def _pair_by_name(
 
 
 def design_block(segment: Sequence[int | None]) -> int:
-    """The mean number of requests in two segments; 1 without segments. segment: of each request, its segment or
-    None."""
+    """The mean number of requests in two segments; 1 without segments. segment: of each request, or None."""
     count = len(set(segment))
     return 1 if count < 2 or None in segment else math.ceil(2 * len(segment) / count)
 

@@ -131,8 +131,7 @@ def _time_block(run: Run, lead: int, size: int) -> list[float]:
 
 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
-    """The comparison of the first engine with the second. pairs: of `run_interleaved`.  seed, replicates: of a
-    bootstrap."""
+    """Compare the first engine with the second. pairs: of `run_interleaved`.  seed, replicates: of a bootstrap."""
     side_times = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
     effects = quantile_effects(side_times, list(SHOWN), seed, replicates)
     ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))

@@ -312,8 +312,7 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 
 def count(graph: "GraphProto") -> GraphCosts:
-    """The costs of a graph with known shapes. A control-flow operator counts as one node with its inputs and
-    outputs."""
+    """The costs of a graph with known shapes. A control-flow operator counts as one node with its tensors."""
     tensor_types: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type

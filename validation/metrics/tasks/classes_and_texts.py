@@ -108,8 +108,7 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
-    """The share count / total as a value. independent: whether samples are independent, and the share has an
-    interval."""
+    """The share count / total as a value. independent: whether its samples are independent (it has an interval)."""
     if not total:
         return TaskValue(name, None, NOTHING)
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
@@ -226,8 +225,7 @@ class Perplexity(Score[Following, Array]):
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array | Following:
-        """Log-probabilities [places, vocabulary]; expected ones as `Following`, without tokens. Raises DataError for
-        non-logits."""
+        """Log-probabilities [places, vocabulary]; expected ones in a `Following`. Raises DataError for non-logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
             layout = f"{value.dtype} {value.shape}"
