@@ -122,7 +122,7 @@ def spread(tensors: Sequence[str], limit: int) -> list[str]:
 
 
 def windows(segments: Sequence[GraphSegment], size: Mapping[str, int], limit: int) -> Iterator[list[GraphSegment]]:
-    """Groups of one or more consecutive segments, whose targets and boundaries have up to `limit` bytes if several.
+    """Groups of consecutive segments whose targets and boundaries have up to `limit` bytes, or of one larger segment.
 
     size: bytes of each tensor by name.
     """

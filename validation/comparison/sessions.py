@@ -181,7 +181,7 @@ class StageComparison:
             yield check_of(self.stage, name, "golden", replace(value, note=note))
 
     def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
-        """The check of each metric at the edge where it is worst. The note names other edges that break the limit."""
+        """The check of each metric at its worst edge case. The note names other edges that break the limit."""
         golden_drift = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():

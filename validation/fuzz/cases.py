@@ -264,8 +264,8 @@ class MaskRows:
 
     @classmethod
     def of(cls, arrays: Sequence[Array], real: bool, is_left: bool) -> "MaskRows | None":
-        """The rows of masks (samples, ..., tokens). None for a row of only padding, gaps, or a sample's unequal
-        rows."""
+        """The rows of masks (samples, ..., tokens). None if a row is only padding or has gaps, or if a sample's rows
+        differ."""
         tokens = [(array == real)[..., ::-1] if is_left else array == real for array in arrays]
         counts = [array.sum(axis=-1).reshape(len(array), -1) for array in tokens]
         is_alike, numbers = all((count == count[:, :1]).all() for count in counts), np.concatenate(counts, axis=None)

@@ -81,7 +81,7 @@ class _Header:
 
 
 def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
-    """Write both files into a folder. digest: of the golden set in the registry."""
+    """Write cases.json and cases.npz into a folder. digest: of the golden set in the registry."""
     sequences = None
     if rollouts := golden.sequences:
         sequences = _SequencesDocument(rollouts.states, rollouts.ends, name_cases(rollouts.golden), rollouts.dim)

@@ -275,7 +275,7 @@ def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[
 
 
 def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
-    """A stand-in for the session of `discovery.open_engine`, which returns the engine's recorded answers."""
+    """A session that returns the recorded answers of an engine, for use in place of `discovery.open_engine`'s."""
     return ReplaySession(request.inputs, request.outputs, answers, scope)
 
 

@@ -1,4 +1,4 @@
-"""Perturbed runs of a graph: each operator's rounding replaced by another honest one."""
+"""Perturbed runs of a graph: each operator rounds as another correct kernel may round."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

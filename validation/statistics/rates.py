@@ -316,7 +316,7 @@ def mean_ranks(values: Array) -> tuple[Array, Array]:
 
 
 def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_share: float) -> tuple[float, float]:
-    """The least and the greatest logarithm of the ratio of quantiles if the rank on one side is shifted.
+    """The least and the greatest log ratio of the two sides' p-quantiles if the rank on one side is shifted.
 
     lower_share, upper_share: shift of the rank for the least and the greatest, as a share of the requests.
     sides: as of `quantile_effects`.

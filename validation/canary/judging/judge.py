@@ -113,7 +113,7 @@ class Looks:
     before: tuple[int, ...] = ()
 
     def fractions(self, requests: int) -> tuple[float, ...]:
-        """The share of the plan at each look, the present one last. Raises InputError without a plan or rest of it."""
+        """The share of the plan at each look, the present one last. Raises InputError for a missing or used-up plan."""
         if self.planned is None:
             if self.before:
                 raise InputError("there were earlier looks, so the number of planned requests must be given")

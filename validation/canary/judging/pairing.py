@@ -200,8 +200,7 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
 
 
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
-    """A text that an engine may have died at its log's end, because the other log goes on longer than by chance; or
-    ''."""
+    """A text if an engine may have died at its log's end: the other log continues longer than by chance; else ''."""
     for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         later_count = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
         if later_count * len(side) >= _SILENCE * len(peer):

@@ -204,9 +204,9 @@ PASSES = 4
 
 @dataclass(frozen=True, eq=False)
 class SizeMeasurement:
-    """One size in one process. session: seconds of each run of `Session.run`, float64 [runs].  runtime: of the
-    runtime's own call; None if the session does not offer one.  first_s: the first run, which is in neither.  Other
-    fields as in `BucketLatency`."""
+    """One size measured in one process. session: seconds of each run of `Session.run`, float64 [runs].  runtime: of the
+    runtime's own call; None if the session has none.  first_s: the first run, which is in neither array.  Other fields
+    as in `BucketLatency`."""
 
     session: Array
     runtime: Array | None
@@ -218,7 +218,8 @@ class SizeMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class ProcessMeasurement:
-    """One process. import_s: None if opening the engine imports the runtime.  Other fields as in `EngineLatency`."""
+    """An engine measured in one process. import_s: None if opening the engine imports the runtime.  Other fields as in
+    `EngineLatency`."""
 
     import_s: float | None
     load_s: float
