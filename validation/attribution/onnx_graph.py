@@ -36,7 +36,7 @@ LONE = 10.0
 
 
 def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
-    """The TensorError of a drift; without a drift, one without numbers whose note gives the reason."""
+    """The TensorError of a drift; without a drift, a TensorError without numbers, with the reason in its note."""
     if drift is None:
         return TensorError(math.nan, math.nan, 0, 0.0, note or "not measured")
     if drift.mismatches is not None:

@@ -139,7 +139,7 @@ def _spans(timed_sizes: Array) -> bool:
 REQUESTS, FEW_REQUESTS = 20_000, 4_000
 # The rate is the mean of this many independent simulations.
 SIMULATIONS = 4
-# The longest waits to try if the caller gives none, as shares of the limit.
+# The longest waits to try if the caller sets none, as shares of the limit.
 WAITS = (0.0, 0.05, 0.125, 0.25, 0.5)
 _STEP, _COARSE_STEP = 0.002, 0.02
 _WARM = 0.05

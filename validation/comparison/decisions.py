@@ -19,7 +19,7 @@ from validation.statistics.rates import lower, upper
 # A decision is no near tie if its lead is at least this many times the root mean square error: six standard deviations
 # of the difference of two errors. One such change may be a sample outside the calibrated range.
 CLEAR = 8.5
-# Single values count as decisions if less than this share of them lies within a quarter of their root mean square from
+# Single values count as decisions if less than this share of them is within a quarter of their root mean square from
 # the threshold. Of uniform numbers around 0, one in seven does; of normal ones, one in five.
 MOST_BETWEEN = 1 / 7
 

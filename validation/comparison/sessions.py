@@ -343,7 +343,7 @@ def expected_checks(
 
 
 def narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """The inputs; those that the session takes in float16 are cast to float16."""
+    """The inputs, cast to float16 if the session takes the input in float16."""
     half_names = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in half_names else array for name, array in inputs.items()}
 

@@ -388,7 +388,7 @@ def _loosen(value: TaskValue, limit: float) -> float:
 
 
 def _bound(value: TaskValue, limit: float | None) -> str:
-    """A note with a share's lower bound; if that is below the limit, also the number of samples to prove the limit."""
+    """A note with a share's lower bound, and if that is below the limit the number of samples to prove it; or ''."""
     if value.count is None or not value.total:
         return ""
     least_share = lower(value.count, value.total, LEVEL)

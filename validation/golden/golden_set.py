@@ -31,7 +31,7 @@ from validation.data.samples import Samples, resize
 from validation.limits.noise_floor import Noise
 from validation.metrics.drift import is_exact, measure
 
-# The golden set: inputs and the outputs that the original model gives for them, frozen by digest.
+# The golden set: inputs and the original model's outputs for these inputs, frozen by digest.
 #
 # Golden cases are the golden samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
 # combination, because compilers switch kernels and profiles there; they are made of the same samples, repeated if

@@ -141,7 +141,7 @@ class _Bench:
 
 
 def _describe_end(error: EnginesmithError) -> TrialOutcome:
-    """The outcome of a try whose process ended without a result: 'crashed' if a fault of an engine or driver ended it.
+    """The outcome of a try whose process ended without a result: 'crashed' if a signal ended it (engine or driver).
 
     It is 'not finished' if the machine lacked time, memory or packages.
     """

@@ -148,7 +148,7 @@ def _best(run: Callable[[], object], device: str) -> float:
 # skipped                       tries that were not made, and the reason
 # carried                       published engines with their answers, for `enginesmith validate --import`
 #
-# Fields that were not measured are left out. `enginesmith.core.codec` writes and reads all of it.
+# Fields that were not measured are left out. `enginesmith.core.codec` writes and reads this JSON.
 
 KIND, FORMAT = "enginesmith-gpu-results", 1
 # The greatest size of a file of results, which contains the answers of carried engines.

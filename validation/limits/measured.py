@@ -59,7 +59,7 @@ class MeasuredDrift:
 
     @property
     def moves(self) -> bool:
-        """Whether the expected output varies by more than the last bits of its type, so that it cannot be constant."""
+        """Whether the expected output varies by more than the last bits of its type, and thus is not constant."""
         return self._variation > self._bound_rounding(MOVES)
 
     def _bound_rounding(self, units: float) -> float:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # At most this many cases of each kind are measured: one in float64 takes as long as several inferences.
 MOST_CASES = 2
-# Operators with a random result, so that two runs differ by more than rounding.
+# Operators with a random result: two runs differ by more than rounding.
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 

@@ -337,8 +337,8 @@ class Drift:
     """Sums and maxima over compared elements; `merge` of two parts returns the drift of the whole.
 
     count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.  centered_sq: sum of
-    (e - m)^2, m the mean of that feature over the samples.  nonfinite: pairs with NaN or with an infinity on one side
-    only.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
+    (e - m)^2, m the mean of that feature over the samples.  nonfinite: pairs with NaN, or an infinity that the other
+    side lacks.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
     mismatches: unequal elements of an integer output; None for floating point.  rows, elements: decisions of rows and
     of elements, on request.  slices, samples: if the number of samples is known.  exponent: sums of squares and of
     products are in units of 2^(2 exponent).

@@ -413,7 +413,7 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batche
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
-    """The results of all tasks in order. threads: 0 for as many as save time.  elements: number over all tasks."""
+    """The results of all tasks in order. threads: 0: as many as save time.  elements: total number over all tasks."""
     worker_count = min(threads or min(MOST_THREADS, elements // LEAST), len(tasks))
     if worker_count > 1 and not threads:  # counting the cores takes as long as summing a thousand elements
         worker_count = min(os.cpu_count() or 1, worker_count)

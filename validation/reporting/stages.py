@@ -122,7 +122,7 @@ def _cell(checks: Sequence[Check]) -> StageCell | None:
     failures = [check for check in checks if not check.passed]
     worst_check = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
     if failures and (worst_check is None or worst_check.passed):
-        # Checks of drift come before checks of the contract, whose values have other scales.
+        # Checks of drift are preferred to checks of the contract, whose values have other scales.
         worst_check = min(failures, key=lambda check: check.name.startswith("contract "))
     return StageCell(worst_check, tuple(checks)) if checks else None
 

@@ -89,7 +89,7 @@ class CanaryEvidence:
         return duration_s if duration_s > 0.0 else None
 
 
-# Bounds on shares of requests, such as those that failed: exact ones, not asymptotic.
+# Exact (not asymptotic) bounds on shares of requests, such as failed requests.
 #
 # A canary has few failures or none, for which normal approximations are far too narrow. The bound on one share is that
 # of Clopper & Pearson (Biometrika 26, 1934), which holds for every share and every count. A difference of two shares is
@@ -199,7 +199,7 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
 
 
 def count_needed(margin: float, level: float) -> int | None:
-    """The number of requests that gives a PASS if none of them fails; None if no number does."""
+    """The least number of requests for a PASS if none of the requests fails; None if no number suffices."""
     return math.ceil(math.log(level) / math.log1p(-margin)) if 0 < margin < 1 else None
 
 

@@ -41,7 +41,7 @@ LOAD_WINDOWS, PER_WINDOW = 20, 50
 MOST_LOAD = 1.25
 # Deviations up to this many standard deviations of a binomial count are chance.
 _CHANCE = 4.0
-# Twice the requests in the common time must be at least a log's requests, or twice this number for long logs.
+# The common time must have half of the shorter log's requests, or this many if that is fewer.
 LEAST_REQUESTS = 40
 # The end of a log is not chance if at least this many more requests were expected.
 _SILENCE = 20.0
