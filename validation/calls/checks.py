@@ -80,7 +80,7 @@ WORDS: Mapping[Values, str] = {
 # The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
-# Inputs and dims of a model; an output and one of its axes.
+# Shapes: the inputs and dims of a model. Slices: an output and one of its axes, or the peak.
 Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
 Slices = tuple[str, str | int]
 

@@ -98,19 +98,20 @@ class _Drawn:
         return name
 
     def weight(self, *shape: int, fan_in: int) -> str:
-        """A random weight, scaled so that products keep the variance of their inputs (He et al., 2015)."""
+        """Add a random weight, scaled to keep the variance of inputs in products (He et al., 2015); returns its
+        name."""
         return self._hold(_round_weights(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
 
     def bias(self, size: int) -> str:
-        """A small random bias."""
+        """Add a small random bias; returns its name."""
         return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
     def constant(self, value: float, *shape: int) -> str:
-        """An array of this shape with one value everywhere."""
+        """Add a constant of this shape with one value everywhere; returns its name."""
         return self._hold(np.full(shape, value, np.float32))
 
     def sizes(self, *values: int) -> str:
-        """A shape, for Reshape."""
+        """Add a shape for Reshape; returns its name."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name

@@ -1,4 +1,4 @@
-"""Turns the drift of an output into the values of its metrics, each beside its limit.
+"""Computes the values of an output's metrics from its drift, each with its limit.
 
 The ratio of an output's energy to the error says little if most of the energy is an offset: logits of 288 with a signal
 of 0.4 have 57 dB even if the answer is always 288. Therefore the ratio of the variation over the golden samples to the

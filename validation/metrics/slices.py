@@ -9,7 +9,7 @@ import numpy as np
 
 from enginesmith.arrays import Array
 
-# A piece of an array: an index of each of its first axes, and a range of the next one.
+# The index of a part of an array: an integer for each of the first axes, and a range of the next axis.
 Block = tuple[int | slice, ...]
 
 

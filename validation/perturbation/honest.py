@@ -241,7 +241,7 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
 
 
 def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
-    """The ways to round that are run.
+    """The ways to round in which a group of cases runs.
 
     In a small model FEW flips are more than in an honest kernel; it is also run without flips. A large model has more
     elements near a tie; MANY flips are drawn twice for it, because few samples show their effect.

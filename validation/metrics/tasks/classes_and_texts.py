@@ -144,7 +144,7 @@ class Accuracy(Score[Array, Array]):
         return labels.reshape(-1)
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Count the equal ones, by class."""
+        """Count the answers equal to the expected ones, by class."""
         self.right.update(count_by_class(targets[targets == answers]))
         self._rows += len(targets)
 
