@@ -23,7 +23,7 @@ def number_text(value: float) -> str:
 
 
 def digits_text(value: float, digits: int) -> str:
-    """A finite number with so many significant digits and a real minus sign; its exponent without zeros in front."""
+    """A finite number with `digits` significant digits, a real minus sign, and no leading zeros in the exponent."""
     mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
     return (mantissa + (f"e{int(exponent)}" if exponent else "")).replace("-", "−")  # noqa: RUF001
 
@@ -64,9 +64,9 @@ def decibels_text(value: float) -> str:
 
 # A matplotlib figure as SVG text in the style of a page.
 #
-# Callers draw with matplotlib, in the colours of `COLOURS`: each has a unique value, which becomes the CSS variable of
-# its name, so that a picture follows the page's light and dark schemes and its print style. matplotlib takes half a
-# second to import, so it is imported when a picture is drawn.
+# Callers draw with matplotlib, in the colours of `COLOURS`. Each has a unique value, which is replaced by the CSS
+# variable of its name: pictures then follow the page's light and dark schemes and its print style. matplotlib takes
+# half a second to import, and is imported only when a picture is drawn.
 
 _NAMES = ("ink", "muted", "line", "card", "accent", "proven-soft", "failed", "failed-fill", "proven-fill",
           "unproven-fill", "refused-fill", "c1", "c2", "c3", "c4", "c5", "c6")  # fmt: skip
@@ -79,7 +79,7 @@ QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
 _STYLE = Path(__file__).with_name("plots.mplstyle")
 # Pixels of a legend: per letter, per entry besides its text, and per row of entries.
 _LETTER, _HANDLE, _ROW = 7.5, 44.0, 15
-# matplotlib's settings are global in the process, so that only one drawing at a time may change them.
+# matplotlib's settings are global in the process: only one drawing at a time may change them.
 _LOCK = threading.Lock()
 # Styles of a picture in a file of its own.
 _STANDALONE = (
@@ -102,11 +102,11 @@ def draw_svg(
     *,
     standalone: bool = False,
 ) -> str:
-    """The SVG text of the figure that `draw` fills; the same drawing gives the same bytes.
+    """The SVG text of the figure that `draw` fills; the same drawing results in the same bytes.
 
-    kind: CSS class of the picture.  words: its text alternative, or sentences of it that `draw` fills in.  size: width
-    and height in pixels, like font sizes; a legend of several rows adds height.  standalone: for a file of its own,
-    which cannot take colours from a page.
+    kind: CSS class of the picture.  words: the text alternative, or a list of its sentences that `draw` fills.  size:
+    width and height in pixels, like font sizes; a legend of several rows adds height.  standalone: whether the picture
+    is a file, which cannot use the colours of a page.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -132,7 +132,7 @@ def tag(kind: str, title: str = "") -> str:
 
 
 def shorten(text: str, max_length: int = 48) -> str:
-    """The text on one line, shortened to its first letters and an ellipsis if it is too long."""
+    """The text on one line; a text of over `max_length` characters is cut, with an ellipsis."""
     text = visible(" ".join(text.split()))
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
@@ -208,7 +208,7 @@ def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least
 
 
 def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
-    """A legend above the figure's only axes, or within each of several."""
+    """Add a legend above the figure's only axes, or above the right end of each of several axes."""
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         if not labels:
@@ -223,7 +223,7 @@ def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
 
 
 def _rewrite(svg: str, kind: str, words: str, standalone: bool) -> str:
-    """matplotlib's SVG as a picture of a page: without its ids, styles and namespaces, with classes and titles."""
+    """matplotlib's SVG as a picture for a page: without ids, font styles and namespaces, with classes and titles."""
     root = fromstring(svg)  # noqa: S314 - matplotlib wrote it a moment ago
     attrs = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words, "style": "stroke-linejoin: round"}
     picture = Element("svg", {"class": f"picture {kind}", **attrs})

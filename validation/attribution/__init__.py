@@ -1,1 +1,1 @@
-"""Finds the node that drifts: the error of each segment by itself, and small subsets of nodes that repair a graph."""
+"""Finds the node that drifts: the error of each segment alone, and small sets of nodes to leave in float."""

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 
 # Two models of one function are cut at the tensors that have the same name in both.
 #
-# A segment is the part of a model between cuts. The candidate runs each segment on the reference's activations, so that
-# errors of earlier segments do not count. Rewrites (Q/DQ, casts, fusions) keep the names of the tensors around them;
-# the nodes that they replace are inside a segment.
+# A segment is the part of a model between cuts. The candidate runs each segment on the reference's activations, which
+# excludes errors of earlier segments. Rewrites (Q/DQ, casts, fusions) keep the names of the tensors around them; the
+# replaced nodes are inside a segment.
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class GraphStep:
 
     zero: the zero point of a QuantizeLinear; None for other nodes, and where the zero point differs by channel.
     by_row: False for a Softmax that may be over another axis than the last, and for an Expand, Reshape, Squeeze or
-    Unsqueeze that may change that axis.
+    Unsqueeze that may change the last axis.
     """
 
     name: str
@@ -35,7 +35,7 @@ RECURRENT = ("GRU", "LSTM", "RNN")
 JOINED = ("Add", "Clip", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
 # Operators that a rewrite adds between the nodes of the model.
 ADDED = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
-# Operators that add a mask to attention scores or convert either, and keep the differences of the elements.
+# Operators that add a mask to attention scores, or convert mask or scores without changing differences of elements.
 MASKING = ("Add", "Cast", "Expand", "Identity", "Reshape", "Squeeze", "Sum", "Unsqueeze", "Where")
 
 
@@ -56,7 +56,7 @@ class GraphSegment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the steps that no rewrite added; if a rewrite added all of them, the names of all."""
+        """Names of the steps that no rewrite added; if a rewrite added all steps, the names of all."""
         graph_names = tuple(step.name for step in self.steps if step.op_type not in ADDED)
         return graph_names or tuple(step.name for step in self.steps)
 
@@ -64,7 +64,7 @@ class GraphSegment:
 def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> list[str]:
     """The names of the tensors that both models compute, in the reference's order.
 
-    Weights that a rewrite converts are left out: they belong to the segment that reads them.
+    Weights that a rewrite converts are left out: they are part of the segment that reads them.
     """
     candidate_names = {name for step in candidate for name in step.makes}
     activation_steps = (step for step in reference if step.reads or step.op_type not in ADDED)
@@ -72,7 +72,7 @@ def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) 
 
 
 def list_scores(steps: Sequence[GraphStep], outputs: Sequence[str]) -> set[str]:
-    """Names of tensors, none in `outputs`, that only Softmaxes read, also behind MASKING operators. steps: in order."""
+    """Names of tensors, except `outputs`, that only Softmaxes read, also through MASKING operators. steps: in order."""
     scores, others = set[str](), set(outputs)
     for step in reversed(steps):
         leads = step.op_type in MASKING and scores.issuperset(step.makes) and others.isdisjoint(step.makes)
@@ -81,7 +81,7 @@ def list_scores(steps: Sequence[GraphStep], outputs: Sequence[str]) -> set[str]:
 
 
 def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
-    """The tensors without those between a node with weights and its only reader, if a runtime would fuse the two."""
+    """The tensors, except those between a node with weights and a single reader that a runtime fuses into it."""
     readers: dict[str, list[GraphStep]] = {}
     for step in steps:
         for name in step.reads:
@@ -97,7 +97,7 @@ def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[s
 
 
 def segments(steps: Sequence[GraphStep], cuts: Collection[str], targets: Sequence[str]) -> Iterator[GraphSegment]:
-    """The segment of each target tensor, given all cuts."""
+    """The segment that ends at each target tensor. cuts: names of all tensors at which the model is cut."""
     producer_indices = {name: index for index, step in enumerate(steps) for name in step.makes}
     for target in targets:
         step_indices, boundary, pending = set[int](), list[str](), [target]
@@ -122,7 +122,7 @@ def spread(tensors: Sequence[str], limit: int) -> list[str]:
 
 
 def windows(segments: Sequence[GraphSegment], size: Mapping[str, int], limit: int) -> Iterator[list[GraphSegment]]:
-    """Groups of consecutive segments, at least one in each, whose targets and boundaries hold up to `limit` bytes.
+    """Groups of consecutive segments whose targets and boundaries have up to `limit` bytes, or of one larger segment.
 
     size: bytes of each tensor by name.
     """
@@ -143,7 +143,7 @@ def windows(segments: Sequence[GraphSegment], size: Mapping[str, int], limit: in
 #
 # ddmin of Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (IEEE Transactions on Software
 # Engineering 28(2), 2002): try each of n subsets, then each complement, then twice as many subsets. The result is
-# 1-minimal: without any one of its items the test fails. It need not be the smallest of all such sets.
+# 1-minimal: the test fails if any one item is removed. It need not be the smallest of all such sets.
 
 Item = TypeVar("Item")
 
@@ -152,7 +152,7 @@ Item = TypeVar("Item")
 class Reduction(Generic[Item]):
     """The smallest subset found that passes. items: None if none passed.  runs: number of runs of the test.
 
-    minimal: whether the test fails without any one item.  spent: whether the search stopped for lack of runs or time.
+    minimal: whether the subset is 1-minimal.  spent: whether the search stopped for lack of runs or time.
     """
 
     items: tuple[Item, ...] | None
@@ -173,8 +173,8 @@ def reduce(
 ) -> Reduction[Item]:
     """A 1-minimal subset of `items` for which `passes` holds. items: without duplicates, the likeliest first.
 
-    The empty set must fail. The first 1, 2, 4, ... items are tried before the search, so that a good order saves most
-    runs; no subset is tested twice. After `most_runs` runs, or once `stop` returns true, the result is the smallest
+    The empty set must fail. The first 1, 2, 4, ... items are tried before the search; a good order then saves most
+    runs. No subset is tested twice. After `most_runs` runs, or once `stop` returns true, the result is the smallest
     subset so far.
     """
     outcomes: dict[tuple[int, ...], bool] = {}
@@ -217,7 +217,7 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
 
 
 def _smaller(picks: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
-    """A part of `picks` that passes, or `picks` without a part, and the number of parts for the next split; or None."""
+    """(a part of `picks`, or all parts but one, that passes; the number of parts for the next split); None if none."""
     bounds = [index * len(picks) // parts for index in range(parts + 1)]
     subsets = [picks[low:high] for low, high in pairwise(bounds)]
     for subset in subsets:

@@ -1,4 +1,4 @@
-"""The graph that attribution walks, and the nodes that it blames."""
+"""The graph that attribution cuts and runs, and the rules for blaming segments."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ from validation.metrics.slices import worst_slice
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-# The error of one tensor as a stored value, and the segments that break a limit of the model by their own error.
+# The error of one tensor as a stored value, and the choice of segments that break a limit of the model alone.
 
 # A segment is blamed alone if its noise energy is over this many times that of all other segments together.
 LONE = 10.0
 
 
 def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
-    """The TensorError of a drift; without a drift, one without numbers whose note gives the reason."""
+    """The TensorError of a drift; without a drift, a TensorError without numbers, with the reason in its note."""
     if drift is None:
         return TensorError(math.nan, math.nan, 0, 0.0, note or "not measured")
     if drift.mismatches is not None:
@@ -58,17 +58,17 @@ def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, s
 
 
 def is_of_the_cut(local_error: TensorError, inherited_error: TensorError) -> bool:
-    """Whether a segment run by itself has over twice the error that the whole candidate has at the same tensor.
+    """Whether a segment alone has over twice the error that the whole candidate has at the same tensor.
 
-    The whole candidate includes the segment, so the cut must have made the runtime choose another kernel: for example
-    for a product whose activation is no longer dequantized right before it.
+    The whole candidate includes the segment; therefore the cut must have made the runtime choose another kernel, for
+    example for a product whose activation is no longer dequantized directly before it.
     """
     is_measured = not (local_error.note or inherited_error.note or local_error.nonfinite or inherited_error.nonfinite)
     return is_measured and local_error.sqnr_db < inherited_error.sqnr_db - HONEST_DB
 
 
 def explain_blame(local: TensorError, budget: Budget) -> str:
-    """Why a segment's own error breaks a limit of the whole model, as text; '' if it breaks none. NaN breaks all."""
+    """A text that says which limit of the whole model a segment's own error breaks; '' for none. NaN breaks all."""
     if local.note:
         return local.note
     if local.nonfinite:
@@ -83,9 +83,9 @@ def explain_blame(local: TensorError, budget: Budget) -> str:
 
 
 def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
-    """The rows; the one with the worst slice is blamed if that slice breaks the limit on slices.
+    """The rows; the row with the worst slice is blamed if that slice breaks the limit on slices.
 
-    Used if an output fails in a slice while every segment keeps the limit on its total error energy.
+    For an output that fails in a slice although every segment keeps the limit on total error energy.
     """
     if budget.slice_sqnr_db is None or not rows:
         return list(rows)
@@ -101,8 +101,8 @@ def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
 def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
     """The rows; a row is blamed if its noise energy is over LONE times that of all other rows together.
 
-    Used for an engine whose segments all keep the limit: later quantization enlarges an error. Errors that float32
-    kernels may have are not blamed.
+    For an engine that fails although every segment keeps the limit: later quantization enlarges an error. Errors that
+    float32 kernels may have are not blamed.
     """
     ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
     largest_ratio = max(ratios, default=0.0)
@@ -116,24 +116,24 @@ def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
     return [replace(row, blamed=blame) if row is worst_row else row for row in rows]
 
 
-# An ONNX graph whose inner tensors can be read and replaced, in whatever session runs it.
+# An ONNX graph whose inner tensors can be read and replaced, in any kind of session.
 #
-# The weights are written to one file beside the graph. Every session maps that file, so that this process never holds
-# the weights twice. `whole` opens the original file, which does not change.
+# The weights are written to one file beside the graph. Every session maps that file; this process never has the
+# weights in memory twice. `whole` opens the original file, which does not change.
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 AXIS_OPERATORS = ("Expand", "Reshape", "Softmax", "Squeeze", "Unsqueeze")
-# Smaller tensors stay in the graph, as by onnx's own default.
+# Smaller tensors stay in the graph, as in onnx's own default.
 EXTERNAL_FROM_BYTES = 1024
 LOCAL, SHAPE = "@local", "@shape"
 
 
 class OnnxGraph:
-    """An ONNX file that can be run whole, with inner tensors as outputs, and in segments on given activations.
+    """An ONNX file that can run whole, with inner tensors as outputs, and in segments on given activations.
 
-    opener: opens a session for such a file.  fuses: whether the session fuses nodes, so that reading a tensor between
-    two of them may change their results.  steps: the nodes in an order in which they can run.  outputs: names.
-    others: names of inner values that no session can return, because they are not tensors but sequences, for example.
+    opener: opens a session for such a file.  fuses: whether the session fuses nodes; reading a tensor between two fused
+    nodes may change their results.  steps: the nodes in an order in which they can run.  outputs: names.  others: names
+    of inner values that no session can return, because they are no tensors (sequences, for example).
     Files are written into `workdir`, which the caller removes. Raises ModelError if opening a session does.
     """
 
@@ -184,11 +184,11 @@ class OnnxGraph:
         return self._opens(self._path)
 
     def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
-        """A session that returns these tensors. whole: it also runs the other nodes and returns the graph's outputs."""
+        """A session that returns these tensors. whole: whether to run all nodes and return the graph's outputs too."""
         model = deepcopy(self._model)
         graph_outputs = {value.name: value for value in model.graph.output}
         output_names = [*(self.outputs if whole else ()), *tensors]
-        # A name alone is enough: the runtime infers type and shape.
+        # A name is enough: the runtime infers type and shape.
         values = [graph_outputs.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(output_names)]
         _set(model.graph, None if whole else select_needed(model.graph.node, output_names), values)
         return self._open(model)
@@ -204,7 +204,7 @@ class OnnxGraph:
         return {name: tuple(int(size) for size in shape_outputs[f"{name}{SHAPE}"]) for name in tensors}
 
     def open_segment(self, tensors: Sequence[str], specs: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """A session of the graph cut at `specs`, its new inputs. An output that is an input too is named NAME@local."""
+        """A session of the graph cut at `specs`, its new inputs. An output with the name of an input is NAME@local."""
         model = deepcopy(self._model)
         nodes = select_needed(model.graph.node, tensors, specs)
         for node in nodes:
@@ -224,7 +224,7 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """The node's name; if it is empty, the name that a rewrite gives it (`pipeline.quantization.graph`)."""
+    """The node's name; if that is empty, the name that rewrites use for the node (`pipeline.quantization.graph`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 
@@ -240,7 +240,7 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
 
 
 def _is_by_row(node: "NodeProto", shapes: Mapping[str, Sequence[str]], opset: int) -> bool:
-    """As in GraphStep, for an operator of AXIS_OPERATORS. shapes: the sizes of inner values, '' for an unknown size."""
+    """`GraphStep.by_row` for an operator of AXIS_OPERATORS. shapes: sizes of inner values, '' for an unknown size."""
     sizes, outs = (shapes.get(name, []) for name in (node.input[0], node.output[0]))
     axis = next((item.i for item in node.attribute if item.name == "axis"), -1 if opset >= 13 else 1)
     return axis in (-1, len(sizes) - 1) if node.op_type == "Softmax" else any(sizes[-1:]) and sizes[-1:] == outs[-1:]
@@ -259,6 +259,6 @@ def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequenc
 
 
 def _input(spec: TensorSpec) -> "ValueInfoProto":
-    """An input of the spec's rank with unknown sizes, since an activation has other sizes in other cases."""
+    """A graph input of the spec's rank, with unknown sizes, because activations have other sizes in other cases."""
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
     return helper.make_tensor_value_info(spec.name, kind, [None] * len(spec.shape))

@@ -16,15 +16,15 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attribution_key, evidence_prefix
 
-# The result of an attribution as plain values, whose field names are those of the stored JSON, and how a version
-# stores it: `core.codec` writes and reads it (`encode_document`; the SQNR without an error is 'inf'). No numpy:
-# machines that measure nothing read attributions too.
+# The result of an attribution as plain values with the field names of the stored JSON, and its storage beside a
+# version. `core.codec` writes and reads it (`encode_document`; an SQNR without an error is 'inf'). No numpy: machines
+# that measure nothing read attributions too.
 
 # The most rows of an attribution that a version stores.
 MOST_ROWS = 400
 # The remedy if the time ran out.
 MORE_TIME = "raise timeouts.attribution_s in the spec for more"
-# blamed: segments break the stage's limits by themselves.  spread: none does, their errors add up.
+# blamed: some segments break the stage's limits alone.  spread: no segment does; the errors of all add up.
 # nothing-failed: the outputs keep the limits.
 Finding = Literal["blamed", "spread", "nothing-failed"]
 
@@ -34,7 +34,7 @@ class TensorError:
     """The error of one tensor. sqnr_db: inf without an error.  max_rel: greatest error over the peak of the tensor.
 
     nonfinite: number of elements that are NaN or infinite and should not be.  unequal: share of unequal integers.
-    note: why there are no numbers.  slice_sqnr_db, slice: SQNR and name of the worst slice.
+    note: the reason if there are no numbers.  slice_sqnr_db, slice: SQNR and name of the worst slice.
     """
 
     sqnr_db: float = math.inf
@@ -53,7 +53,7 @@ class TensorError:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment, which computes `tensor`. node, op_type: the node of the reference that gives the segment its name.
+    """One segment, which computes `tensor`. node, op_type: the reference's node after which the segment is named.
 
     local: the error on the reference's activations.  inherited: the error of the whole candidate at the tensor.
     blamed: why the segment is blamed, or ''.  nodes, computed_by: its nodes in the reference and the candidate.
@@ -71,7 +71,7 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class Taps:
-    """Whether reading inner tensors changed the outputs. compared: number, over all runs.  changed: error by output."""
+    """Whether reading inner tensors changed the outputs. compared: outputs over all runs.  changed: error by output."""
 
     compared: int = 0
     changed: Mapping[str, TensorError] = field(default_factory=dict)
@@ -97,8 +97,8 @@ class CheckChange:
 class Proposal:
     """Groups of nodes to leave in float. groups: number of all groups.  runs: number of graphs that were tried.
 
-    leave: the nodes of each chosen group; None if no choice passed; then `overrides`, `snippet`, `quality` are None.
-    minimal: whether the graph fails without any one of them.  overrides, snippet: rules for the spec, and their YAML.
+    leave: the nodes of each chosen group. If no choice passed, `leave`, `overrides`, `snippet` and `quality` are None.
+    minimal: whether every chosen group is needed.  overrides, snippet: rules for the spec, and their YAML.
     searched: whether a quantization search wrote the graph; the rules then start the search again.
     ended_early: whether the search stopped for lack of runs or time.
     quality: the checks without and with the proposal.
@@ -123,7 +123,7 @@ class Attribution:
     cut.  cut: number of cuts.  segments: number of segments; only the worst are in `rows`.
     complete: whether the whole model was measured in the time.
     finding: the conclusion from the ranking.  failed: the failed checks.
-    taps: the effect of reading inner tensors.  proposal: what to leave in float; None if no proposal was sought.
+    taps: the effect of reading inner tensors.  proposal: nodes to leave in float; None if no proposal was sought.
     """
 
     stage: str
@@ -167,7 +167,7 @@ MAX_BYTES = 64 << 20
 def attach_attribution(store: Store, manifest: Manifest, attribution: NamedAttribution) -> None:
     """Store an attribution beside its version; it replaces an older one of the same graph or unit.
 
-    It is made after the version is published, and does not change the version's manifest.
+    An attribution is made after the version is published, and does not change the version's manifest.
     """
     key = attribution_key(manifest.model, manifest.version, attribution.name)
     document = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()

@@ -33,11 +33,11 @@ from validation.metrics.tally import samples_of
 
 # Measures each segment of a candidate twice: on the reference's activations, and within the whole candidate.
 
-# The number of segments that a further round cuts finer if none is blamed.
+# The most segments that a further round cuts finer.
 REFINED = 4
-# Only masks have such magnitudes in the reference, and at least the second in a candidate of a narrower type.
+# A mask has at least the first magnitude in the reference, and the second in a candidate of a narrower type.
 MASK, LEAST_MASK = 1e9, 1e4
-# A Softmax gives no weight to an element so far below the greatest of its row, or below -1000 in a masked row.
+# The weight of an element in a Softmax is 0 if it is so far below its row's greatest (at least MASKED_ROW).
 WEIGHTLESS, MASKED_ROW = 100.0, -900.0
 # The greatest size of an element in bytes.
 _WIDEST = 8
@@ -46,7 +46,7 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 @dataclass
 class Apart:
-    """Segments that run on given activations: all in one session; if that fails, each alone, to find which one fails.
+    """Segments that run on given activations: all in one session; if that fails, each alone, to find the failing one.
 
     specs: the activations by name, with the candidate's dtypes.
     """
@@ -97,7 +97,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Size:
-    """Limits of one sweep. cuts: added per round.  cases: golden cases.  window_bytes: of activations at once."""
+    """Limits of one sweep. cuts: added per round.  cases: golden cases.  window_bytes: of activations in memory."""
 
     cuts: int = 64
     cases: int = 4
@@ -159,8 +159,8 @@ class Sweep:
         return exclude_joined(cut_names, self.candidate.steps) if self.candidate.fuses else cut_names
 
     def rows(self, cuts: set[str]) -> list[SegmentRow]:
-        """A row for each cut. Runs only the segments that were not measured before. Once the time is over, it measures
-        at most the first window; later segments get no row."""
+        """A row for each cut. Only segments without a measurement run. Once the time is over, at most the first window
+        is measured; later segments get no row."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         cut_segments = list(segments(self.candidate.steps, cuts, order))
         new_segments = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.drifts]
@@ -179,7 +179,7 @@ class Sweep:
         return [self._row(segment, origins[segment.target]) for segment in measured_segments]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
-        """Further cuts inside the worst segments; empty if none of these can be cut."""
+        """Further cuts inside the worst segments; empty if no such segment can be cut."""
         ranked_rows = rank_segments(rows)
         inner_by_row: dict[str, list[str]] = {}
         for row in ranked_rows:
@@ -198,7 +198,7 @@ class Sweep:
         return Taps(self.compared, {name: describe_drift(drift) for name, drift in self.changed.items()})
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
-        """The row of a candidate's segment. origin: the reference's segment of the same target."""
+        """The row of a candidate's segment. origin: the reference's segment with the same target."""
         pair = self.drifts[segment.target, segment.boundary]
         local_error, inherited_error = (describe_drift(tally.drift, tally.note) for tally in pair)
         if not self.changed and is_of_the_cut(local_error, inherited_error):
@@ -270,10 +270,10 @@ class _TensorDrift:
 
 
 def _mask_infinite(expected: Array, actual: Array | None, is_score: bool) -> tuple[Array, Array | None]:
-    """Both arrays with equal infinities at mask values, which the sums leave out: their energy would hide other errors.
+    """Both arrays with mask values replaced by equal infinities, which sums leave out: masks would hide other errors.
 
-    A value is a mask if it is one in both; the candidate's type may hold only a smaller one. is_score: whether only a
-    Softmax reads the tensor: any value far below its row's greatest is a mask, but no -inf for a finite one is (NaN).
+    A value is a mask if it is one in both arrays. is_score: whether only a Softmax reads the tensor; any value far
+    below its row's greatest is then a mask, unless it is -inf on one side only, which can cause NaN.
     """
     if actual is None or not expected.ndim or not expected.size or is_exact(expected) or actual.shape != expected.shape:
         return expected, actual
@@ -288,13 +288,13 @@ def _mask_infinite(expected: Array, actual: Array | None, is_score: bool) -> tup
 
 
 def _can_cut(left: TensorSpec, right: TensorSpec, is_quantized: bool) -> bool:
-    """Whether two tensors of one name have matching dtypes and, as far as they are known, shapes: a rewrite may have
-    given the name to another tensor."""
+    """Whether two tensors of one name have matching dtypes and, as far as known, matching shapes: a rewrite may use the
+    name for another tensor."""
     are_floats = left.dtype in _FLOATS and right.dtype in _FLOATS
     if not (are_floats or (is_quantized and left.dtype == right.dtype)):
         return False
     if not left.shape or not right.shape:
-        return True  # a scalar, or of unknown rank
+        return True  # a scalar, or an unknown rank
     pairs = zip(left.shape, right.shape, strict=False)
     is_fitting = all(isinstance(a, str) or isinstance(b, str) or a == b for a, b in pairs)
     return len(left.shape) == len(right.shape) and is_fitting
@@ -302,11 +302,11 @@ def _can_cut(left: TensorSpec, right: TensorSpec, is_quantized: bool) -> bool:
 
 # The node that drifts: the error of every segment on the reference's activations, beside its error in the candidate.
 #
-# Errors of a deep model grow and mix, so the place where an output is wrong says little about the cause. Each segment
-# of the candidate gets the reference's values as inputs, so that errors of earlier segments do not count. All segments
-# are separate parts of one graph and run together: a sweep costs one more run of the candidate, not one per node. Long
-# models are cut coarsely first, and then only in the worst segments (`Size.cuts` at a time). Windows of
-# `Size.window_bytes` limit the memory, whatever the model's size.
+# Errors of a deep model grow and mix; the position of a wrong output says little about the cause. Each segment of the
+# candidate gets the reference's values as inputs, which excludes errors of earlier segments. All segments are separate
+# parts of one graph and run together: a sweep costs one more run of the candidate, not one per node. Long models are
+# cut coarsely first, and then only in the worst segments (`Size.cuts` at a time). Windows of `Size.window_bytes` limit
+# the memory for models of any size.
 #
 # A segment is blamed if its own error breaks the stage's limits for the whole model. If no segment breaks them but an
 # output fails in a slice, the segment with the worst slice is blamed. If none is blamed although outputs fail, the
@@ -332,7 +332,7 @@ def attribute(
     """The candidate's segments ranked by their own error. stage: 'quantization' or 'engine'.
 
     budget: the stage's limits, applied to each segment.  failures: the failed checks.  tell: receives progress lines.
-    stop: returns whether the time is over; the result is then incomplete, and says so.
+    stop: returns whether the time is over; the result is then marked as incomplete.
     answered: whether the golden set's outputs are the reference's own.  size: limits of one sweep.
     Raises the reference's errors; if the candidate fails to run a segment, its row has the error.
     """
@@ -398,9 +398,9 @@ def _worst_cases(
     stop: Callable[[], bool],
     answered: bool,
 ) -> list[SweepCase]:
-    """The cases on which the outputs differ most. limit: their number; more if these hold fewer than the `samples`
-    samples that a slice needs to be judged.  stop: returns whether the time is over; the first case always runs.
-    answered: as in `attribute`."""
+    """The cases on which the outputs differ most. limit: number of cases; more are returned if these have fewer than
+    `samples` samples, which a slice needs to be judged.  stop: returns whether the time is over; the first case always
+    runs.  answered: as in `attribute`."""
     case_ranking: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with nullcontext() if answered else reference.whole() as reference_session, candidate.whole() as actual:

@@ -1,1 +1,1 @@
-"""Calls of an engine beside its golden set: sizes that the set lacks, and repeated calls."""
+"""Calls of an engine beyond its golden set: sizes that the set lacks, and repeated calls."""

@@ -1,4 +1,4 @@
-"""Checks of single calls of a session: shapes, types, padding."""
+"""Checks of calls beyond the golden set: other sizes, changed values, repeated calls, padding."""
 
 import math
 import time
@@ -40,36 +40,36 @@ from validation.fuzz.run import FINITE, FuzzOutcome, FuzzSides, judge_case, run_
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
 
-# The calls that every engine is proven with beside its golden set are so many by number where they are cheap. Where
-# they are dear, they are as many as a share of the comparison with the graph allows: of this process's CPU time, which
-# depends little on what else the machine does; of an engine on a GPU, of its time. CPU time is that of all threads: an
-# engine whose threads spin on many cores is dear sooner than on few, and its share is that of a comparison in which
-# they spin too. The number is doubled or not, so that it does not follow small differences of time. Their order never
-# changes.
+# Every engine is proven with further calls (tries) beside its golden set. Their number is fixed if they are cheap. If
+# they are expensive, their time is limited to a share of the comparison with the graph: in this process's CPU time,
+# which depends little on other load, or in time for an engine on a GPU. CPU time covers all threads: an engine whose
+# threads spin on many cores reaches a limit sooner, but threads also spin in the comparison that sets the limit. The
+# number of tries is doubled or not, to be independent of small differences of time. The order of tries never changes.
 #
-# Sizes are drawn once per seed. First a Latin hypercube, so that each size of each dim comes before any comes often
+# Sizes are drawn once per seed. First a Latin hypercube, in which each size of each dim occurs before any is frequent
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
-# rest of the grid where it is small, and random points of a large one.
+# rest of a small grid, or random points of a large one.
 
-# The number of tries is doubled where they then take at most so many times the seconds allowed. None begins that would
-# end after CEILING times these seconds, which the report says: on a busy machine, or of an engine that waits.
+# The number of tries is doubled if they then take at most STEP times the allowed seconds. No try begins that would end
+# after CEILING times these seconds (on a busy machine, or with an engine that waits); the report then says so.
 STEP, CEILING = math.sqrt(2), 30.0
-# The share of the seconds that a spec asks for which sizes get; calls get the rest.
+# The share of a spec's seconds for sizes; calls have the rest.
 SIZES_SHARE = 0.5
-# Samples of mixtures, and of a batch of them: at most 232 are new in batches of 16, and a fault in 1 of 50 inputs is
-# then missed in 1 of 109 proofs (0.98^232). Of FAR_OF batches one lies beyond the golden data.
+# The most samples of mixtures, and of a batch of mixtures: at most 232 are new in batches of 16, and a fault in 1 of 50
+# inputs is then missed in 1 of 109 proofs (0.98^232). One of FAR_OF batches is beyond the golden data.
 MOST_MIXTURES, MOST_AT_ONCE, FAR_OF = 256, 16, 5
-# Of a case, larger outputs are judged in any case, as it takes no longer. Smaller ones are where an error exceeds the
-# greatest of those that were judged by half of the decibels by which these kept their limits, or by MOST_FACTOR: the
-# limits of a slice are of its variation, too. The error of a slice of fewer elements varies as much by chance.
+# Screening (`Screen`): a case with an output of more than MOST_SCREENED elements is always judged, which takes no
+# longer. Any other case is judged if an error exceeds the greatest of the judged cases by a factor: half of the
+# decibels by which these kept their limits, at most MOST_FACTOR, because a slice's variation has a limit too. Slices of
+# fewer than LEAST_SLICE elements are not screened: their error varies as much by chance.
 MOST_SCREENED, MOST_FACTOR, LEAST_SLICE = 1 << 16, 10.0, 16
-# Shares of inputs with a fault for which the note gives the probability that none was tried.
+# For a fault in one of so many inputs, the note has the probability that no such input was tried.
 INPUT_SHARES = (50, 1000)
-# Grids of up to so many sizes are enumerated; of larger ones, about as many points can be drawn.
+# Grids of up to this many sizes are enumerated; from a larger grid about as many points are drawn.
 MOST_ENUMERATED = 1 << 12
-# Wrong sizes that a check's note names.
+# The most wrong sizes in a check's note.
 MOST_NAMED = 4
-# What a failure says to do, and what its values are in words; the others are golden data of that name.
+# The remedy in a failure's note, and the kinds of values in words; other kinds are 'golden data' with the kind's name.
 REMEDY = "`enginesmith debug attribute` names the node: leave it in fp32 (quantization.overrides) or change the backend"
 WORDS: Mapping[Values, str] = {
     "lengths": "masks of other lengths", "blank": "a sample of zeros", "flat": "a sample of one value",
@@ -80,14 +80,14 @@ WORDS: Mapping[Values, str] = {
 # The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
-# Inputs and dims of a model; an output and one of its axes.
+# Shapes: the inputs and dims of a model. Slices: an output and one of its axes, or the peak.
 Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
 Slices = tuple[str, str | int]
 
 
 class Counts(NamedTuple):
-    """How many tries of one kind are made: `least`; up to `most`, if these take at most `seconds`; and as many as take
-    `share` of what the comparison with the graph took."""
+    """The number of tries of one kind: at least `least`; up to `most` if these take at most `seconds`; or as many as
+    take `share` of the time of the comparison with the graph."""
 
     least: int
     most: float
@@ -100,8 +100,8 @@ SIZES, CALLS, MIXTURES = Counts(1, 256, 0.2, 0.05), Counts(16, 640, 0.15, 0.05),
 
 @dataclass(frozen=True)
 class Allowance:
-    """How much is tried. asked_s: seconds for sizes and calls together that a spec asks for; None: as `Counts` say.
-    compared_s: what the comparison took, in seconds of `clock`.  wall: the time, in seconds."""
+    """The time for tries. asked_s: a spec's seconds for sizes and calls together; None: as in `Counts`.
+    compared_s: duration of the comparison, in seconds of `clock`.  wall: the time, in seconds."""
 
     asked_s: float | None = None
     compared_s: float = 0.0
@@ -110,9 +110,9 @@ class Allowance:
 
 
 class Tries:
-    """Tries that begin now. wall_s: seconds that end them, in place of the counts; None: CEILING times their seconds.
-    done: how many were made before, which count as tries and cost none of the seconds.  is_cut: whether these ended
-    tries that the counts allow."""
+    """Decides whether another try is made; time counts from now. wall_s: seconds that replace the counts; None: the
+    counts, and CEILING times their seconds.  done: number of earlier tries, which count but cost no time.  is_cut:
+    whether the seconds ended tries that the counts allow."""
 
     def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None, done: int = 0) -> None:
         self._allowance, self._start_s, self._wall_start_s = allowance, allowance.clock(), allowance.wall()
@@ -123,12 +123,12 @@ class Tries:
         self._done_before, self._mark, self.is_cut = done, (done, self._start_s), False
 
     def more(self, done: int) -> bool:
-        """Whether to make another after so many: not one that would end too late, if it takes as long as the others."""
+        """Whether to make another try after `done` tries: not if it would end too late, by the mean duration so far."""
         if done < self._least:
             return True
         if done >= self._goal:
             now_s, (last_done, last_s) = self._allowance.clock(), self._mark
-            each_s, self._mark = (now_s - last_s) / (done - last_done), (done, now_s)  # the first ones take longer
+            each_s, self._mark = (now_s - last_s) / (done - last_done), (done, now_s)  # first tries take longer
             goals = ((min(2 * done, most), self._start_s - now_s + STEP * seconds) for most, seconds in self._bounds)
             self._goal = max((goal for goal, rest_s in goals if (goal - done) * each_s < rest_s), default=done)
         done_since = done - self._done_before
@@ -138,7 +138,7 @@ class Tries:
 
 
 def _cut_checks(tries: Tries, case: str, done: int) -> Iterator[Check]:
-    """The check that says that the time ended tries early; none where it did not. case: of what."""
+    """A check with the note that the time ended tries early; none if it did not. case: name of the tries."""
     if tries.is_cut:
         note = f"no other was begun: it would have ended after more than {tries.wall_s:.2g} s"
         yield Check("engine", CUT_SHORT, "", case, float(done), None, True, note)
@@ -147,9 +147,9 @@ def _cut_checks(tries: Tries, case: str, done: int) -> Iterator[Check]:
 def inner_sizes(
     dims: Sequence[Dim], tried_sizes: Iterable[tuple[tuple[str, int], ...]], seed: int
 ) -> Iterator[dict[str, int]]:
-    """Sizes within the dims except the known ones, each once, in an order that follows from the seed.
+    """Sizes within the dims except `tried_sizes`, each once, in an order that the seed determines.
 
-    All of them where the dims combine to MOST_ENUMERATED or fewer.
+    All such sizes, if the dims have at most MOST_ENUMERATED combinations.
     """
     generator = np.random.default_rng(seed)
     visited_points = {tuple(size for _, size in sizes) for sizes in tried_sizes}
@@ -162,8 +162,8 @@ def inner_sizes(
 
 
 def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowance: Allowance) -> Iterator[Check]:
-    """One check over real values that are scaled, negated, permuted, repeated or mixed, masks of other lengths, and a
-    sample of one value, NaN or infinities beside real ones; none where no output could be judged.
+    """One check over real values that are scaled, negated, permuted, repeated or mixed, over masks of other lengths,
+    and over a sample of one value, NaN or infinities beside real samples. No check if no output could be judged.
     """
     specs, groups = shapes[0], Groups(golden)
     sizes, masks = sizes_of(groups[0], specs), find_masks(groups)
@@ -178,7 +178,7 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
     }
     real_pair, outcomes = replace(pair, limits=pair.other_sizes or pair.limits), list[FuzzOutcome]()
     draws = [(values, draw) for values, count in draw_counts.items() for draw in range(count)]
-    for values, draw in draws:  # grows where a graph answers one of a draw's masks with NaN: each is tried alone
+    for values, draw in draws:  # may grow: if a graph answers one mask of a draw with NaN, each is tried alone
         case = FuzzCase(tuple(sizes.items()), values, draw=draw)
         inputs = make(case, specs, groups if values == "lengths" else [groups[0]], VALUES_SEED, pair.precision)
         outcomes.append(try_case(case, inputs, real_pair if values in (*REAL, *NOT_FINITE) else pair))
@@ -226,7 +226,7 @@ def _name_judged(outcomes: Iterable[FuzzOutcome]) -> Iterator[str]:
 def _try_mixtures(
     pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], tries: Tries
 ) -> tuple[list[FuzzOutcome], Counter[Values]]:
-    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared, by kind."""
+    """The outcomes of batches of mixtures up to the first failure, and the number of new compared samples by kind."""
     (specs, dims), batch, sizes = shapes, leading_dim(shapes[0]), sizes_of(groups[0], shapes[0])
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
@@ -249,9 +249,9 @@ def _try_mixtures(
 
 @dataclass
 class Screen:
-    """Judges cases of one kind, except where small errors show that the limits are kept: judging takes longer than
-    running. factor, largest_errors: a case is not judged if its errors are at most `factor` times the largest errors of
-    the judged cases that kept their limits."""
+    """Judges cases of one kind, except cases whose small errors show that they keep the limits: judging takes longer
+    than running. factor, largest_errors: a case is not judged if its errors are at most `factor` times the largest
+    errors of the judged cases that kept their limits."""
 
     pair: FuzzSides
     factor: float = MOST_FACTOR
@@ -274,7 +274,7 @@ class Screen:
 
 
 def _align(errors: Array, largest_errors: Array | None) -> tuple[Array, Array]:
-    """Both, or the largest of each where their axis has another size; at first nothing is below -1."""
+    """Both arrays; the maxima of both if the axis has another size; errors and -1 (less than any error) at first."""
     if largest_errors is None:
         return errors, np.full_like(errors, -1.0)
     if errors.shape == largest_errors.shape:
@@ -283,7 +283,7 @@ def _align(errors: Array, largest_errors: Array | None) -> tuple[Array, Array]:
 
 
 def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> int:
-    """How many rows of a batch differ from the same row of each known batch."""
+    """The number of rows of a batch that differ from the same row of each known batch."""
     is_new = [
         np.any([(array != known_batch[name]).reshape(rows, -1).any(axis=1) for name, array in inputs.items()], axis=0)
         for known_batch in known_batches
@@ -292,8 +292,8 @@ def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> 
 
 
 def _measure_errors(expected: Tensors, actual: Tensors) -> dict[Slices, Array] | None:
-    """The squared errors of the slices of a case and of the worst element, relative to their signal. None where they do
-    not tell whether to judge it: an output is large, differs in form or in integers, or an error is not finite."""
+    """The squared errors of the slices of a case and of the worst element, relative to their signal. None if the case
+    must be judged: an output is large, differs in shape, kind or integers, or an error is not finite."""
     case_errors: dict[Slices, Array] = {}
     for name, value in expected.items():
         other = actual.get(name)
@@ -322,7 +322,7 @@ def _measure_errors(expected: Tensors, actual: Tensors) -> dict[Slices, Array] |
 
 
 def _list_factors(checks: Sequence[Check]) -> Iterator[float]:
-    """For each check, the factor of a squared error that is half of the decibels by which it keeps its limit."""
+    """For each check, half of the decibels by which it keeps its limit, as a factor of squared errors."""
     for check in checks:
         if check.limit is not None and check.value and not check.name.endswith("agreement"):
             is_amplitude = check.name.startswith("max_")
@@ -330,7 +330,7 @@ def _list_factors(checks: Sequence[Check]) -> Iterator[float]:
 
 
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
-    """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
+    """A note if only scaled-up values failed: the greatest |x| without a failure, and a remedy for fp16; else ''."""
     factors = {values: FACTORS[values] for values in (outcome.case.values for outcome in outcomes) if values in FACTORS}
     failed_values = [outcome.case.values for outcome in outcomes if outcome.verdict == "failed"]
     failed_factors = [factors.get(values, 0.0) for values in failed_values if values != "stretched"]
@@ -345,8 +345,8 @@ def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: Fuzz
 
 
 def _places(lengths: Sequence[int], generator: np.random.Generator) -> Iterator[Array]:
-    """A Latin hypercube (longest dim, dims), each of whose columns goes through the places of its dim in a drawn order;
-    then the places of the whole grid (sizes, dims) in a drawn order, or of a large one MOST_ENUMERATED random ones."""
+    """Indices of sizes: first a Latin hypercube (longest dim, dims), with all indices of a dim in random order in its
+    column; then the whole grid (sizes, dims) in random order, or MOST_ENUMERATED random points of a large grid."""
     row_count = min(max(lengths), MOST_ENUMERATED)
     columns = [
         [generator.choice(length, min(length, row_count), replace=False) for _ in range(-(-row_count // length))]
@@ -360,7 +360,7 @@ def _places(lengths: Sequence[int], generator: np.random.Generator) -> Iterator[
 
 
 def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, seconds: float) -> Check:
-    """The check that none of the sizes failed. of: how many there are."""
+    """The check that none of the tried sizes failed. of: number of possible sizes."""
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     clauses = [f"{len(outcomes)} of {of} sizes in {seconds:.2g} s"]
     if len(outcomes) < of and len(dims) > 1:
@@ -393,10 +393,10 @@ def call_checks(
     shared: bool = False,
     others: Iterable[Check] = (),
 ) -> Iterator[Check]:
-    """Checks of sizes that the golden set lacks, and of repeated calls, whose first ones come before all others.
+    """Checks of sizes that the golden set lacks, and of repeated calls, which start before all other checks.
 
-    bits: whether equal inputs must have outputs of equal bits; called only where bits differ.  sizes: whether to try
-    sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
+    bits: returns whether equal inputs must have outputs of equal bits; called only if bits differ.  sizes: whether to
+    try sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
     others: checks that are made after the first calls.
     """
     specs, dims = shapes
@@ -427,7 +427,7 @@ def call_checks(
     yield from _cut_checks(tries, "repeated calls", repeats.calls)
 
 
-# Cases of each kind that are run as they are and padded as a router does.
+# The most cases of each kind that are run unpadded, and padded as a router does.
 MOST_CASES = 16
 
 
@@ -436,8 +436,8 @@ def padding_checks(
 ) -> list[Check]:
     """One check: the number of cases whose answers change by more than the limits on drift when they are padded.
 
-    A case is padded to the next edge of every dim that has a rule, or, without edges, to the next size; where no
-    profile holds that, it is left out. Failed where none can be padded: then nothing shows that the rules are right.
+    A case is padded to the next edge of every dim with a rule, or, without edges, to the next size. A case that no
+    profile covers after padding is left out. The check fails if no case can be padded: the rules are then untested.
     """
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     tried_count, faults = 0, list[str]()
@@ -455,7 +455,7 @@ def padding_checks(
 
 
 def next_sizes(request: BuildRequest, padding: Padding, sizes: Mapping[str, int]) -> dict[str, int] | None:
-    """The sizes that a case of these sizes is padded to; None where no profile holds any such."""
+    """The sizes to which a case of these sizes is padded; None if no profile covers larger sizes."""
     grown_sizes = dict(sizes)
     for dim in sorted(padding.dims & sizes.keys()):
         step = request.multiples.get(dim, 1)
@@ -483,7 +483,7 @@ def _differs(
     padded_sizes: Mapping[str, int],
     limits: StagedLimits,
 ) -> str:
-    """How the answers of a case differ by more than the limits; '' where they do not."""
+    """A text on answers of a case that differ by more than the limits; '' if they do not."""
     plan = plan_padding(request.inputs, request.outputs, padding, sizes_of(case.inputs, request.inputs), padded_sizes)
     name = f"{case.name} padded to {', '.join(f'{dim} {size}' for dim, size in padded_sizes.items())}"
     try:

@@ -1,10 +1,10 @@
-"""The same calls again and again, between others: equal inputs have equal outputs, and no array changes afterwards.
+"""Repeated calls: equal inputs must have equal outputs, and no array may change after the call.
 
-A session is called with a few sets of inputs in a drawn order: a few sizes of the golden set, each with two sets of
-values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
-compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
-Then one set of arrays is filled anew before each call, as a server does; one call gets read-only arrays in Fortran's
-order; and threads call at the same time, if the backend declares its sessions thread-safe.
+A session is called with a few sets of inputs in random order: a few sizes of the golden set, each with two sets of
+values. Each output is compared with the first output for the same inputs. The returned arrays are kept and compared
+again some calls later, which detects a reused output buffer; the inputs are compared after each call. Then one set of
+arrays is refilled before each call, as a server does; one call has read-only arrays in Fortran's order; and threads
+call at the same time, if the backend declares its sessions thread-safe.
 """
 
 import math
@@ -29,16 +29,16 @@ from validation.limits.budget import StagedLimits
 
 # Sizes of edge cases beside the golden cases' size, smallest first, because these leave time for many calls.
 MOST_EDGES = 3
-# Draws of values, of which two that differ are taken.
+# The most draws of values, from which two different ones are used.
 MOST_DRAWS = 4
 SEED = 0
-# Outputs that are kept at a time beside the first ones, and their bytes.
+# The most outputs that are kept at a time beside the first outputs, and their bytes.
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
-# Times that the threads call at once.
+# The number of calls of each thread.
 AT_ONCE = 4
-# Turns that are drawn at a time.
+# The number of turns drawn at a time.
 _DRAWN = 128
-# Shares of faulty calls for which the note gives the probability that none of n calls was one: (1 - share)^n.
+# For a fault in one of so many calls, the note has the probability that none of n calls had it: (1 - 1 / share)^n.
 SHARES = (100, 1000)
 
 
@@ -77,8 +77,8 @@ def pool_of(
 ) -> list[RepeatedInputs]:
     """Sets of inputs of at most 1 + MOST_EDGES sizes in the session's dtypes. groups: real inputs to draw from.
 
-    Two of each size differ, since a shared buffer does not show where it gets the same content. If all MOST_DRAWS are
-    equal, the second has half of each float along a dim, masks aside; if all are zeros, there is one set.
+    Each size has two different sets, because equal content hides a shared buffer. If all MOST_DRAWS draws are equal,
+    the second set has halved floats (except masks and inputs without a dim); if these are equal too, there is one set.
     """
     sorted_sizes = sorted(edge_sizes(specs, dims), key=lambda sizes: sum(math.prod(spec.at(sizes)) for spec in specs))
     golden_sizes = sizes_of(groups[0], specs)
@@ -90,7 +90,7 @@ def pool_of(
         distinct_inputs: list[RepeatedInputs] = []
         for case, scale in (*((case, 1.0) for case in cases), (cases[0], 0.5)):
             inputs = make(case, specs, groups, SEED, precision)
-            if scale != 1:  # neither of masks nor of what may be sizes
+            if scale != 1:  # not masks, and not inputs that may be sizes
                 numbers = {spec.name for spec in specs if spec.dtype.startswith("float") and {*spec.shape} & {*sizes}}
                 names = numbers.difference(list_masks(inputs))
                 inputs = {key: array * scale if key in names else array for key, array in inputs.items()}
@@ -104,7 +104,7 @@ def pool_of(
 
 
 def _scatter(array: Array) -> Array:
-    """A read-only copy in Fortran's order with a gap behind each element, at an odd address."""
+    """A read-only copy in Fortran's order, with a gap after each element, at an odd address."""
     step = array.itemsize
     strides = [2 * step * math.prod(array.shape[:axis]) for axis in range(array.ndim)]
     view = np.ndarray(array.shape, array.dtype, bytearray(1 + 2 * array.nbytes), 1, strides)
@@ -114,7 +114,7 @@ def _scatter(array: Array) -> Array:
 
 
 class _Kept(NamedTuple):
-    """The outputs of a call: the arrays themselves, and copies of them from when they were returned."""
+    """The outputs of a call: the arrays themselves, and copies made when they were returned."""
 
     label: str
     arrays: Mapping[str, Array]
@@ -124,7 +124,7 @@ class _Kept(NamedTuple):
 
 @dataclass
 class _Fault:
-    """How often something was wrong, and where and what it was the first time."""
+    """The number of faults of one kind, and the place and description of the first."""
 
     count: int = 0
     where: str = ""
@@ -138,10 +138,10 @@ class _Fault:
 
 @dataclass
 class RepeatedCalls:
-    """Calls of one session. bits: whether equal inputs must have outputs of equal bits; called only where bits differ.
+    """Calls of one session. bits: returns whether equal inputs must have equal bits; called only if bits differ.
 
-    limits: of the differences between outputs of equal inputs, where their bits may differ.  shared: whether several
-    threads may run the session at once.
+    limits: of the differences between outputs of equal inputs, if bits may differ.  shared: whether several threads may
+    run the session at once.
     faults: by the name of the check.
     """
 
@@ -159,12 +159,12 @@ class RepeatedCalls:
     _threads: int = 0
 
     def start(self, pool: Sequence[RepeatedInputs]) -> None:
-        """Call once with each of the inputs: later answers are compared with these."""
+        """Call once with each set of inputs: later answers are compared with the answers to these calls."""
         for case in pool:
             self._call(case)
 
     def run(self, pool: Sequence[RepeatedInputs], seed: int, more: Callable[[int], bool]) -> None:
-        """Call with inputs of the pool while `more`, given the number of calls so far, says so."""
+        """Call with inputs of the pool while `more(calls so far)`, then with refilled arrays and from threads."""
         for case in _turns(pool, seed):
             if not more(self.calls):
                 break
@@ -185,7 +185,7 @@ class RepeatedCalls:
         buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
         for number, case in enumerate((*self._pair, *self._pair[:1])):
             if number == len(self._pair):
-                self._answer({})  # most likely an error, behind which answers are right again
+                self._answer({})  # most likely an error; later answers must be right again
             for name, copy in case.copies.items():
                 buffers[name][...] = copy.array()
             self._compare(case, self._answer(buffers), "refilled", f"{case.name} in arrays that were refilled")
@@ -195,7 +195,7 @@ class RepeatedCalls:
             self._compare(case, self._answer(arrays), "refilled", label, sums_alike=False)
 
     def _share(self, pool: Sequence[RepeatedInputs]) -> None:
-        """Call from threads with inputs of their own, `AT_ONCE` times together: two of one size, a third of another."""
+        """Call from threads at once, `AT_ONCE` times, each with its own inputs: two of one size, a third of another."""
         others = (case for pair in self._pair[:1] for case in pool if _form(case.copies) != _form(pair.copies))
         cases = [*self._pair, *islice((case for case in others if case.first_outputs), 1)]
         self._threads, barrier = len(cases), threading.Barrier(max(len(cases), 1), timeout=60)
@@ -250,7 +250,7 @@ class RepeatedCalls:
             self._look_again(self._kept.popleft())
 
     def _answer(self, arrays: dict[str, Array]) -> dict[str, Array] | str:
-        """The session's outputs; or in words its error, or what it returns instead of arrays by name."""
+        """The session's outputs; or a text with its error, or with what it returned instead of arrays by name."""
         try:
             answer: Any = self.session.run(arrays)
         except Exception as error:  # a runtime behind a session raises whatever it has
@@ -260,8 +260,8 @@ class RepeatedCalls:
         return dict(answer)
 
     def _differs(self, case: RepeatedInputs, now: Mapping[str, Bits], sums_alike: bool = True) -> str:
-        """How outputs differ from the first ones by more than they may; empty if they do not. sums_alike: whether the
-        kernels add in the same order as for the first ones, so that equal bits can be expected."""
+        """A text on outputs that differ from the first outputs by more than allowed; else ''. sums_alike: whether the
+        kernels add in the same order as for the first outputs; if not, bits may differ."""
         first_bits = case.first_outputs or {}
         if now == first_bits:
             return ""
@@ -286,8 +286,8 @@ class RepeatedCalls:
             self.faults["outputs"].add(call.label, f"{changed_name} changed after it was answered")
 
     def checks(self, pool: Sequence[RepeatedInputs], seconds: float) -> Iterator[Check]:
-        """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
-        where two sets of inputs have one size."""
+        """The checks of repeated outputs, of kept outputs, and of inputs; also of refilled arrays if two sets of inputs
+        have one size, and of threads if threads called."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
         bits = ("within the limits, other bits" if self._other_bits else "the same bits") + "; later faults are missed"
         notes = {
@@ -307,7 +307,7 @@ class RepeatedCalls:
 
 
 def describe_odds(count: int, shares: Sequence[int], noun: str) -> str:
-    """The probability that none of `count` calls or inputs has a fault that is in 1 of so many, in words."""
+    """A text: the probability that `count` calls or inputs miss a fault in 1 of each number in `shares`."""
     return " and ".join(
         f"a fault in 1 of {share:,} {noun} would be missed with a probability of {(1 - 1 / share) ** count:.2g}"
         for share in shares
@@ -315,7 +315,7 @@ def describe_odds(count: int, shares: Sequence[int], noun: str) -> str:
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
-    """Sets of inputs without end in a drawn order, small ones more often, to make more calls.
+    """An endless random order of the sets of inputs; small ones are more frequent, for more calls.
 
     Every second block of `_DRAWN` turns is sorted: an engine may change its kernels after many calls of one size.
     """

@@ -1,1 +1,1 @@
-"""Candidate against incumbent: traffic recorded and replayed, observations judged, a verdict with its evidence."""
+"""Canaries: traffic is replayed on a candidate and the incumbent, and the observations lead to a verdict."""

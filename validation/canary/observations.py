@@ -21,7 +21,7 @@ from validation.statistics.rates import Side
 
 # The most bytes of a line.
 MOST_LINE_BYTES = 1 << 20
-# The greatest share of observations whose request was observed before, as it happens if a server retries.
+# The greatest share of observations that repeat a request, as after a server's retry.
 MOST_REPEATED = 0.001
 Name = int | str
 
@@ -61,13 +61,13 @@ class EngineIdentity:
 
 @dataclass
 class ObservationTable:
-    """The observations of one file, in its order: lists with an entry for each, and facts of the file.
+    """The observations of one file in order: lists with an entry for each observation, and facts about the file.
 
     cut: whether an incomplete line at its end was left out.
-    planned: number of requests of the complete replay.  accounted: number of requests whose writer stopped in order, as
-    its last line shows.  died: what ended the engine's process, if a replay saw it.
+    planned: number of requests of the complete replay.  accounted: number of requests of writers that stopped in order,
+    from their last lines.  died: the end of the engine's process, if a replay saw it.
     sqnr_db, score, size: NaN if unknown.  segment: number of the segment in which a replay sent the request, or None.
-    time, latency: arrival and duration in seconds.  ok: whether it was answered.
+    time, latency: arrival and duration in seconds.  ok: whether the request was answered.
     flipped: whether the argmax of a replay's answer differs.  output: digest of the outputs.  error: '' for none.
     """
 
@@ -101,8 +101,8 @@ class ObservationTable:
     def merge_attempts(self, worst: bool) -> "ObservationTable":
         """The table with one row per request, with the worst (or best) value of the request's attempts in each column.
 
-        The candidate's worst and the baseline's best attempt are compared, so that a retry never favours the candidate.
-        If the outputs of a request's attempts differ, the request counts as different from the other side.
+        The candidate's worst and the baseline's best attempt are compared: a retry never favours the candidate. If the
+        outputs of a request's attempts differ, the request counts as different from the other side.
         """
         attempts = dict[Name | None, list[int]]()
         for row, name in enumerate(self.request):
@@ -127,7 +127,7 @@ class ObservationTable:
         return table
 
     def side(self, order: Array) -> Side:
-        """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
+        """The entries at the indices `order` (int [n]) as arrays; -1 is a request that was never answered."""
         missing_mask = order < 0
         columns = (self.time, self.latency, self.score)
         time, latency, score = (np.where(missing_mask, np.nan, np.asarray(column, float)[order]) for column in columns)
@@ -136,7 +136,7 @@ class ObservationTable:
 
 
 def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
-    """Read two files up to the ends that they have at the start. Raises as `read_observations`."""
+    """Read two files up to their sizes at the start of the call. Raises as `read_observations`."""
     sizes = [path.stat().st_size if path.is_file() else None for path in (candidate, baseline)]
     return read_observations(candidate, sizes[0]), read_observations(baseline, sizes[1])
 

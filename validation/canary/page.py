@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE_COLOURS: Mapping[str, str] = {"baseline": COLOURS["unproven-fill"], "candidate": COLOURS["accent"]}
-# The greatest reach of the axis of the criteria to either side, in multiples of the margin.
+# The axis of the criteria extends at most this many margins to either side.
 MOST_MARGINS = 3.0
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
 SYMBOLS = {"PASS": "✓", "FAIL": "✕", "INSUFFICIENT": "?"}
@@ -31,12 +31,12 @@ HEADLINES = {
 
 
 def criteria_svg(items: Sequence[tuple[Criterion, str]]) -> str:
-    """SVG of the interval of each criterion in multiples of its margin, so that one dashed line is the limit of all.
+    """SVG of the interval of each criterion in multiples of its margin; one dashed line is the limit of all.
 
     items: criteria, each with its interval as text.
     """
     scales = [row.margin or 1.0 for row, _ in items]
-    # An infinite or missing bound reaches to the end of the axis.
+    # An infinite or missing bound is drawn at the end of the axis.
     lows = [-math.inf if row.low is None else row.low / scale for (row, _), scale in zip(items, scales, strict=True)]
     highs = [math.inf if row.high is None else row.high / scale for (row, _), scale in zip(items, scales, strict=True)]
     row_indices = [index for index, (row, _) in enumerate(items) if not row.note]
@@ -114,7 +114,7 @@ def over_time_svg(courses: LatencyCourses) -> str:
 
 
 def render(report: CanaryReport) -> str:
-    """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
+    """The HTML page of a report of `validation.canary.report.make_report`."""
     rows = [(criterion, *_numbers(criterion), describe_power(criterion)) for criterion in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
     names = {

@@ -16,15 +16,14 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 
 # Replay of recorded traffic against two engines, one request at a time.
 #
-# Interleaved: each request goes to both engines, one right after the other, in an order that a seeded generator draws,
-# so that disturbances of the machine reach both.
+# Interleaved: each request goes to both engines, one directly after the other, in a seeded random order: disturbances
+# of the machine then affect both.
 #
 # Open loop: a request's latency counts from its recorded arrival, whether or not the engine was free then. A client
 # that waits for an answer before it sends the next request hides long latencies (coordinated omission; Tene,
-# "How NOT to Measure Latency", 2013). Each engine counts as a server of its own that takes one request at a time: its
-# queue follows from the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge
-# Phil. Soc. 48, 1952), start = max(arrival, end of the request before), so that waiting for the *other* engine counts
-# for neither.
+# "How NOT to Measure Latency", 2013). Each engine is modelled as its own server of one request at a time. Its queue is
+# computed from the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge Phil.
+# Soc. 48, 1952): start = max(arrival, end of the previous request). Waiting for the *other* engine does not count.
 #
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
 
@@ -67,10 +66,10 @@ class RemoteSession(Protocol):
 
 @dataclass(frozen=True)
 class ReplayPace:
-    """How traffic is replayed. scale: factor on the recorded rate.  duration: seconds; None: the file once.
+    """The rate of a replay. scale: factor on the recorded rate.  duration: seconds; None: the file once.
 
-    seed: for the order of the engines.  warmup: number of unobserved requests before.  in_flight: the most requests at
-    once per engine; None: the number that follows from the recorded latencies.
+    seed: for the order of the engines.  warmup: number of unobserved requests at the start.  in_flight: the most
+    requests at once per engine; None: the number is derived from the recorded latencies.
     """
 
     scale: float = 1.0
@@ -84,7 +83,7 @@ class ReplayPace:
 class ReplayAnswer:
     """One engine's answer. latency, service: seconds, with and without waiting in its queue.  error: '' for none.
 
-    output: digest of the outputs; None where it failed.
+    output: digest of the outputs; None if the request failed.
     """
 
     latency: float
@@ -95,10 +94,10 @@ class ReplayAnswer:
 
 @dataclass(frozen=True)
 class ReplayedPair:
-    """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
+    """One request on both sides. at: arrival, in seconds after the start.  first: the side that got the request first.
 
-    segment: number of its segment in a concurrent replay; None if interleaved.  size: number of elements of its inputs.
-    difference: of the outputs; None where one side failed.
+    segment: number of the segment in a concurrent replay; None if interleaved.  size: number of elements of the inputs.
+    difference: of the outputs; None if one side failed.
     """
 
     request: int
@@ -193,8 +192,8 @@ def pair_of(
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
-    """Run once; any error of the engine makes a failed request. The time of service is above 0 s, without the transfer
-    to another process."""
+    """Run once; any error of the engine is returned as a failed request. The service time is above 0 s, and excludes
+    the transfer to another process."""
     if isinstance(session, RemoteSession):
         served_request = session.serve(inputs)
         return served_request._replace(service=max(served_request.service, 1e-9))
@@ -210,35 +209,34 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock)
 
 # Replay of recorded traffic against two engines with several requests in flight, one engine at a time.
 #
-# Two engines that work at once would slow each other, so the traffic is cut into segments of consecutive requests, and
-# each segment goes to one engine and then, the same requests at the same times, to the other. A seeded generator draws
-# the order of the engines in every other segment, and the one between has the opposite order: a machine that becomes
-# slower or faster does so for both (a randomised balanced crossover). Each request's two results are compared.
+# Two engines that work at once slow each other. Therefore the traffic is cut into segments of consecutive requests, and
+# each segment goes to one engine and then, with the same relative times, to the other. A seeded generator draws the
+# order of the engines in every other segment, and the next segment has the opposite order: changes of the machine's
+# speed then affect both (a randomised balanced crossover). Each request's two results are compared.
 #
-# Open loop, as in `replay`: a request is sent when it arrived, whether or not earlier ones were answered, and its
-# latency counts from then. A segment begins with the requests that came just before it, unobserved, so that its queue
-# is filled.
+# Open loop, as in `replay`: a request is sent at its arrival, whether or not earlier ones were answered, and its
+# latency counts from the arrival. To fill the queue, a segment begins with the previous requests, unobserved (the
+# lead).
 #
-# The answers of the first engine are held until the second one has answered the segment. A segment ends early where
-# they would take more memory than HELD_BYTES.
-
-# Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
+# The answers of the first engine are stored until the second engine has answered the segment. A segment ends early if
+# the answers have HELD_BYTES or more.
+# The most threads of one engine: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
-# The least length of a segment, as a multiple of the requests in flight: fewer are in flight at its ends. Longer
-# segments would be fewer, and a verdict depends on their number (`CanaryEvidence.design_block`).
+# The least length of a segment, as a multiple of the requests in flight: fewer are in flight at its ends. With longer
+# segments there are fewer, and a verdict depends on their number (`CanaryEvidence.design_block`).
 LEAST_TURNOVERS = 2
 # The greatest number of segments of a run.
 MOST_SEGMENTS = 2000
-# A segment ends at this many bytes of one side's answers; answers of requests in flight come on top.
+# A segment ends at this many bytes of one side's answers; answers of requests in flight are not counted.
 HELD_BYTES = 256 << 20
 
 
 @dataclass
 class TrafficSegment:
-    """Consecutive requests, which threads take one by one. arrivals: seconds after its start, ascending.
+    """Consecutive requests, which threads take one by one. arrivals: seconds after the segment's start, ascending.
 
-    lead: requests at its start that fill the queue; their answers are not kept.
-    most_bytes: of answers; no further request is taken once so many are held.
+    lead: number of requests at the start that fill the queue; their answers are not kept.
+    most_bytes: no further request is taken once the stored answers have so many bytes.
     """
 
     arrivals: Sequence[float]
@@ -256,7 +254,7 @@ class TrafficSegment:
         return TrafficSegment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
 
     def take(self) -> int | None:
-        """The index of the next request, each for one thread; None if there are no more, or no more answers fit."""
+        """The index of the next request, returned to one thread only; None at the end, or at `most_bytes`."""
         with self._lock:
             if self._next >= len(self.arrivals) or self._held >= self.most_bytes:
                 return None
@@ -264,7 +262,7 @@ class TrafficSegment:
             return self._next - 1
 
     def keep(self, index: int, served_request: ServedRequest) -> ServedRequest:
-        """Count the bytes of a result's outputs and return the result; a request of the lead loses its outputs."""
+        """Count the bytes of a result's outputs and return the result; for the lead, return it without outputs."""
         if index < self.lead:
             return served_request._replace(outputs=None)
         with self._lock:
@@ -300,7 +298,7 @@ def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
 def serve_requests(
     session: Session, segment: TrafficSegment, results: list[Timed | None], clock: ReplayClock, started_s: float
 ) -> None:
-    """Take requests of a segment, wait for each arrival and run it, until none is left. This is the work of one thread.
+    """Take requests of a segment until none is left; wait for each arrival and run the request. Runs in one thread.
 
     results: receives each request's result at its index.  started_s: when the segment started, by `clock`.
     """
@@ -314,9 +312,9 @@ def serve_requests(
 
 
 def segments(count: int, in_flight: int, stops: Collection[int] = ()) -> Iterator[tuple[int, int]]:
-    """The bounds (start, stop) of segments of `count` requests. stops: counts of requests after which one must end.
+    """The bounds (start, stop) of segments of `count` requests. stops: counts of requests at which a segment must end.
 
-    The number of segments between two stops is even, or 1, so that both orders of the engines are equally frequent.
+    The number of segments between two stops is even (or 1), and both orders of the engines are equally frequent.
     """
     length = max(LEAST_TURNOVERS * in_flight, math.ceil(count / MOST_SEGMENTS))
     for start, stop in pairwise(sorted({0, count, *(stop for stop in stops if 0 < stop < count)})):
@@ -334,7 +332,7 @@ def replay_concurrently(
 ) -> Iterator[ReplayedPair]:
     """Send traffic to both engines, segment by segment, and yield each request's results in order of arrival.
 
-    in_flight: how many requests both sessions were prepared for.  stops: as in `segments`.
+    in_flight: the number of requests for which both sessions were prepared.  stops: as in `segments`.
     candidate, baseline: the engines, each in a process of its own.  pace: as of `replay`.
     """
     order = np.random.default_rng(pace.seed)
@@ -359,8 +357,8 @@ def _pairs(
     index: int,
     number: int,
 ) -> Iterator[ReplayedPair]:
-    """The pairs of one segment, as far as both sides answered. first_side: the side that begins.  part: the requests
-    with their arrivals.  index: of the first request after the lead.  number: of the segment."""
+    """The pairs of one segment that both sides answered. first_side: the side that begins.  part: the requests with
+    their arrivals.  index: of the first request after the lead.  number: of the segment."""
 
     def answers(turn: int) -> Iterable[Timed]:
         arrivals, inputs = [arrival_s - part[0][0] for arrival_s, _ in part], [request.inputs for _, request in part]

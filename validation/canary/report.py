@@ -22,8 +22,8 @@ from validation.statistics.serial_dependence import NORMAL
 
 # Synthetic traffic for the first canary of a new service: real inputs, at arrivals drawn from a Poisson process.
 #
-# Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds only for such traffic.
-# Its files are marked as made up.
+# Real traffic has bursts and repeats some inputs: a verdict on synthetic traffic is valid only for such traffic. Its
+# files are marked as made up.
 
 
 def made_up(
@@ -32,7 +32,7 @@ def made_up(
     """Made-up requests: arrival in seconds, 0 for the first, and inputs by name: `batch` samples along axis 0 from each
     array of an .npz file.
 
-    requests: how many; None: each sample once.  per_second: mean rate.
+    requests: their number; None: each sample once.  per_second: mean rate.
     Raises DataError for arrays without names or with unequal counts.
     """
     arrays = {name: stored_array.read() for name, stored_array in stored_arrays(path).items()}
@@ -50,23 +50,23 @@ def made_up(
         arrival_s += float(rng.exponential(1.0 / per_second))
 
 
-# What a canary's report shows beside the criteria: distributions, latency over time, errors, the worst requests.
+# The view of a canary's report beside the criteria: distributions, latency over time, errors, the worst requests.
 #
-# None of it decides. Mann & Whitney's U (Annals of Mathematical Statistics 18, 1947) takes requests for independent,
-# and a canary with enough data finds any difference, however small; so its p is shown and not judged. The common
+# The view does not affect the verdict. Mann & Whitney's U (Annals of Mathematical Statistics 18, 1947) assumes
+# independent requests, and with enough data it detects any small difference; its p is shown and not judged. The common
 # language effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the
-# chance that a request is slower on the candidate than another on the baseline.
+# probability that a request on the candidate is slower than another on the baseline.
 
 # The most points of a curve, windows of time, and rows of a table on a page.
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-# The error on either side of an interval: intervals of 90 %.
+# The error probability on either side of an interval, for intervals of 90 %.
 INTERVAL_LEVEL = 0.05
 
 
 @dataclass(frozen=True)
 class MannWhitney:
-    """The test of latencies: U, z corrected for ties, two-sided p. cles: the chance that the candidate is slower."""
+    """The test of latencies: U, z corrected for ties, two-sided p. cles: probability that the candidate is slower."""
 
     u: float
     z: float
@@ -107,7 +107,7 @@ class LatencyCourses:
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """An error's text, and how often it occurred on each side."""
+    """An error's text, and its number of occurrences on each side."""
 
     error: str
     candidate: int
@@ -116,7 +116,7 @@ class ErrorCount:
 
 @dataclass(frozen=True)
 class UnlikeAnswers:
-    """A request that was answered differently. candidate, baseline: latencies in seconds; None where one failed.
+    """A request with different answers. candidate, baseline: latencies in seconds; None if that side failed.
     sqnr_db: of the candidate's outputs against the baseline's.  flipped: whether the argmax differs; None if unknown.
     """
 
@@ -158,7 +158,7 @@ def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: C
 
 
 def mann_whitney(candidate: Array, baseline: Array) -> MannWhitney | None:
-    """Mann & Whitney's test of two sides' latencies (seconds, [requests]); None where a side has none."""
+    """Mann & Whitney's test of two sides' latencies (seconds, [requests]); None if a side has no latency."""
     candidate_count, baseline_count = len(candidate), len(baseline)
     if not candidate_count or not baseline_count:
         return None
@@ -222,7 +222,7 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
 
 # The report of a canary: a JSON document of a versioned format that carries its own digest.
 #
-# The digest shows damage and edits by hand. It is no signature: whoever can write a report can write another one.
+# The digest detects damage and edits by hand. It is no signature: anybody can write another report with a digest.
 # Reading a report also checks that the verdict follows from the criteria, and each criterion's from its interval.
 
 FORMAT = 1
@@ -249,7 +249,7 @@ class BothObserved:
 
 @dataclass(frozen=True)
 class LooksTaken:
-    """The looks at the data so far, the present one last. planned: requests in all, None for a single look.
+    """The looks at the data so far, the present one last. planned: total number of requests; None for a single look.
 
     requests, fractions: at each look, in requests and as a share of `planned`.  level_pass, level_fail: one-sided
     levels of the bounds that decided at the present look.
@@ -285,7 +285,7 @@ class Circumstances:
     """Facts of a report beside the statistics. thresholds_from: the source of the thresholds, as text.
 
     target: the hardware of the canary, if known: 'sm_89', or the kind of CPU.
-    created_at: ISO 8601, UTC.  host: this machine.  traffic: what was replayed.
+    created_at: ISO 8601, UTC.  host: this machine.  traffic: the replayed traffic.
     """
 
     created_at: str
@@ -350,7 +350,7 @@ def make_report(
 ) -> CanaryReport:
     """The document of a judgement, with its digest. candidate, baseline: the tables behind `evidence`.
 
-    looks: before this one.  seed: of the bootstrap for the shown intervals.
+    looks: the looks before this one.  seed: of the bootstrap for the intervals in the view.
     """
     levels, requests = judgement.levels, (*looks.before, evidence.requests)
     observed_sides = (SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
@@ -404,7 +404,7 @@ def read_report(data: bytes) -> CanaryReport:
 def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline: ObservationTable) -> Looks:
     """The looks before the present one, from the report of the last look.
 
-    Raises InputError if that report has a decision, is about other engines, or has no plan.
+    Raises InputError if that report is decided, is about other engines, or has no plan.
     """
     if previous.verdict != "INSUFFICIENT":
         raise InputError(f"the earlier look already decided: {previous.verdict} ({previous.reason})")

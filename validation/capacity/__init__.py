@@ -1,1 +1,1 @@
-"""Capacity: the traffic that one machine carries within a latency limit, its cost, and the cheapest fleet for it."""
+"""Capacity: the request rate of one machine within a latency limit, its cost, and the cheapest fleet for a rate."""

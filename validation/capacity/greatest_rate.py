@@ -41,7 +41,7 @@ ONE_PROCESS = 0.10
 @dataclass(frozen=True, eq=False)
 class BatchTimes:
     """Run times of batches of 1, 2, ... `most` samples. curves: seconds, as quantiles at equal steps from 0 to 1,
-    float64 [most, steps].  half: half of the 95 % interval of each logarithm, for one more process, float64 [most]."""
+    float64 [most, steps].  half: half of the 95 % interval of log(time) in one more process, float64 [most]."""
 
     curves: Array
     half: Array
@@ -54,8 +54,8 @@ class BatchTimes:
     def moved(self, sign: float) -> list[Array]:
         """The curves at the slow (1) or the fast end (-1) of their intervals, or unchanged (0).
 
-        If one of few processes was disturbed, an interval would reach from nanoseconds to hours. So medians are at most
-        BEYOND times the slowest run, and at least the fastest run over BEYOND.
+        If one of few processes was disturbed, an interval can reach from nanoseconds to hours. Therefore medians are at
+        most BEYOND times the slowest run, and at least the fastest run over BEYOND.
         """
         medians = self.curves[:, self.curves.shape[1] // 2]
         bounds = self.curves[:, 0] / BEYOND / medians, self.curves[:, -1] * BEYOND / medians
@@ -80,8 +80,8 @@ def batch_times(
     """The times of a batch of 1 to `max_batch` samples.
 
     batch: name of the batch dim, None if there is none.  others: size of every other dim.  least: the smallest batch
-    that the engine takes; smaller batches are padded to it.
-    Raises DataError for sizes outside the timed ones; the message has the command that times them.
+    that the engine accepts; smaller batches are padded to `least`.
+    Raises DataError for sizes outside the timed sizes; the message has the command to time them.
     """
     if batch is None:
         return _at(buckets, tuple(others), np.array([list(others.values())], np.int64).reshape(1, len(others)))
@@ -120,30 +120,30 @@ def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -
 
 
 def _spans(timed_sizes: Array) -> bool:
-    """Whether timed sizes ([points, dims], above 0) determine the effect of each dim by itself: they do not all lie in
-    one line or plane."""
+    """Whether timed sizes ([points, dims], above 0) determine the effect of each dim separately: their logarithms are
+    not all in one line or plane."""
     logs = np.log(timed_sizes)
     return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
 
 
 # The greatest rate of arrivals at which one machine keeps a limit of latency, from the times of its engine's runs.
 #
-# Requests of a workload go through the simulated batcher (`validation.traffic`) at a rate that is bisected. All
-# rates see the same requests and the same draws of run times, so that the share of late ones changes with the rate
-# alone (common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). The result is at
-# most the rate at which the machine is never idle: in a short run, a queue may grow and still keep the limit. Under a
+# The simulated batcher (`validation.traffic`) serves the requests of a workload at a rate that is bisected. All rates
+# have the same requests and the same draws of run times: the share of late requests then depends only on the rate
+# (common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). The result is at most
+# the rate at which the machine is never idle: in a short run, a queue may grow and still keep the limit. Under a
 # policy that waits, a machine may keep the limit at full load and break it at a lower rate, if batches do not fill
-# before the longest wait is over. So every rate below the result keeps the limit, too.
+# before the longest wait is over. Therefore lower rates are tested, too, and must keep the limit.
 
-# Requests of a simulation, and of a simulation that only chooses a policy: 200 and 40 of them lie beyond p99.
+# Requests of a simulation, and of a simulation that only chooses a policy: 200 and 40 of these are beyond p99.
 REQUESTS, FEW_REQUESTS = 20_000, 4_000
 # The rate is the mean of this many independent simulations.
 SIMULATIONS = 4
-# The longest waits to try if the caller gives none, as shares of the limit.
+# The longest waits to try if the caller sets none, as shares of the limit.
 WAITS = (0.0, 0.05, 0.125, 0.25, 0.5)
 _STEP, _COARSE_STEP = 0.002, 0.02
 _WARM = 0.05
-# If this share of the rate of an always busy machine breaks the limit, every rate counts as breaking it.
+# If this share of the rate of an always busy machine breaks the limit, every rate counts as breaking the limit.
 _LEAST = 1e-3
 # The factor between the lower rates that are tested for the limit.
 _LOWER = 1.4
@@ -185,8 +185,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class GreatestRate:
-    """The greatest rate of one machine. rate: requests per second, with an interval.  utilization: share of the time
-    that the engine runs at that rate.  batch: mean number of samples per batch at that rate."""
+    """The greatest rate of one machine. rate: requests per second, with an interval.  utilization: share of the time in
+    which the engine runs at that rate.  batch: mean number of samples per batch at that rate."""
 
     rate: Estimate
     policy: BatchPolicy
@@ -220,8 +220,8 @@ def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, 
 def find_greatest_rate(
     workloads: Sequence[Workload], times: Sequence[BatchTimes], limit: LatencyLimit, policies: Sequence[BatchPolicy]
 ) -> GreatestRate | None:
-    """The greatest rate under the best policy, with the interval that follows from the uncertainty of the run times and
-    from the simulations; None if no rate keeps the limit.
+    """The greatest rate under the best policy, with an interval for the uncertainty of the run times and of the
+    simulations; None if no rate keeps the limit.
 
     workloads: at least two independent ones.  times: for each queue of the workloads.
     """
@@ -247,7 +247,7 @@ def choose_policy(
     work: Workload, times: Sequence[BatchTimes], limit: LatencyLimit, policies: Sequence[BatchPolicy]
 ) -> tuple[float, BatchPolicy]:
     """The greatest rate to within a few percent (few requests are simulated), and its policy; 0 if no rate keeps the
-    limit. Of policies within 1 %, the first is taken, which has the shorter batches and waits.
+    limit. Among policies within 1 % of the best rate, the first is chosen.
 
     times: of a batch, by queue.
     """
@@ -330,8 +330,8 @@ def _test_of(
 
 
 def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float, least_rate: float = 0.0) -> float:
-    """The greatest rate between `low`, which keeps the limit, and `high`, to within the share `step` of it; the search
-    also ends below `least_rate`."""
+    """The greatest rate between `low`, which keeps the limit, and `high`, to within the share `step` of that rate; the
+    search also ends below `least_rate`."""
     while high - low > step * high and high > least_rate:
         midpoint = (low + high) / 2
         low, high = (midpoint, high) if keeps(midpoint) else (low, midpoint)
@@ -357,7 +357,7 @@ def _curves(times: Sequence[BatchTimes], sign: float) -> list[list[Array]]:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """The line of one kind of machine. points: (latency limit in seconds, cost of a million requests), rising."""
+    """The costs of one kind of machine. points: (latency limit in seconds, cost of a million requests), rising."""
 
     name: str
     points: tuple[tuple[float, float], ...]

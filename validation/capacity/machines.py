@@ -1,4 +1,4 @@
-"""The machines that a rate needs, and the cheapest mix of them."""
+"""The number of machines for a rate, and the cheapest mix of machines."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from validation.capacity.greatest_rate import Estimate
 
 # The cheapest numbers of machines of several kinds that together carry a rate, even if some machines are lost.
 #
-# An integer program: the least sum of price * number such that the rates of all machines, less the rate of the greatest
-# machine in use for each that may be lost, are at least the rate. The result is exact: for each kind that may be the
-# greatest in use, all combinations are built up kind by kind, in order of price per rate. A combination is dropped if
-# another has both a lower cost and a higher rate (Nemhauser & Ullmann, Management Science 15, 1969), or if it cannot
-# be cheaper than the best known one, by more than a millionth, even if parts of the remaining machines could be bought.
+# An integer program: the least sum of price * number for which the sum of all rates, less the rate of the greatest
+# machine in use for each machine that may be lost, is at least the required rate. The result is exact: for each kind
+# that may be the greatest in use, all combinations are built kind by kind, in order of price per rate. A combination is
+# dropped if another has both a lower cost and a higher rate (Nemhauser & Ullmann, Management Science 15, 1969), or if
+# it cannot be cheaper than the best known mix by over a millionth, even if parts of further machines could be bought.
 
-# A sum of rates covers the need if it lacks at most this share of it: floats are not exact.
+# A sum of rates covers the need if at most this share is missing: floats are not exact.
 _ROUNDING = 1e-9
 # The search ignores mixes that are cheaper by less than this share.
 _PRECISION = 1e-6
@@ -41,7 +41,7 @@ class MachineOffer:
 
 @dataclass(frozen=True)
 class FleetMix:
-    """Numbers of machines by kind, each above 0. rate, per_hour: requests per second and price of all together."""
+    """Numbers of machines by kind, each above 0. rate, per_hour: total requests per second and total price."""
 
     machines: Mapping[str, int]
     rate: float
@@ -49,8 +49,8 @@ class FleetMix:
 
 
 def cheapest_mix(offers: Sequence[MachineOffer], rate: float, spare: int = 0) -> FleetMix | None:
-    """The cheapest machines that carry `rate` requests per second without the `spare` greatest of them; None if all
-    available machines do not."""
+    """The cheapest mix that serves `rate` requests per second even without its `spare` greatest machines; None if all
+    available machines are too few."""
     # A mix without a machine of the kind taken as the greatest may be larger than needed, but is never too small.
     need_pairs = [(max_rate, rate + spare * max_rate) for max_rate in sorted({offer.rate for offer in offers})]
     best_mix: FleetMix | None = None
@@ -95,7 +95,7 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
 
 
 def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float, bound: float) -> tuple[Array, Array]:
-    """Each mix with each number of machines of one more kind, as long as they are needed and cost less than `bound`:
+    """Each mix with each number of machines of one more kind, while these are needed and the cost is within `bound`:
     indices of the mixes and the numbers, int64 [combinations] each."""
     needed_counts = np.ceil(np.maximum(need - rates, 0.0) / offer.rate)
     payable_counts = np.floor(np.maximum(bound - costs, 0.0) / offer.per_hour)
@@ -114,7 +114,7 @@ def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], 
 
 
 def _undominated(costs: Array, rates: Array) -> Array:
-    """Indices of the entries that no other entry equals or beats in both cost and rate."""
+    """Indices of entries that no other entry equals or beats in both cost and rate (one of equal entries is kept)."""
     order = np.lexsort((-rates, costs))
     best_rates = np.maximum.accumulate(np.concatenate([[-np.inf], rates[order][:-1]]))
     return order[rates[order] > best_rates]
@@ -141,8 +141,8 @@ class CapacityDemand:
 
 @dataclass(frozen=True)
 class MachineCount:
-    """A number of machines. low, high: by the 95 % interval of one machine's greatest rate; high is None if that
-    interval begins at 0, so that perhaps no number is enough."""
+    """A number of machines. low, high: from the 95 % interval of one machine's greatest rate; high is None if that
+    interval begins at 0, where no number may suffice."""
 
     value: int
     low: int
@@ -150,7 +150,7 @@ class MachineCount:
 
 
 def count_machines(machine_rate: float, demand: CapacityDemand) -> int:
-    """The number of machines of one kind. machine_rate: greatest rate of one, in requests per second, above 0."""
+    """The number of machines of one kind. machine_rate: greatest rate of a machine in requests per second, above 0."""
     needed_machines = demand.rate / (machine_rate * (1.0 - demand.headroom))
     return math.ceil(needed_machines * (1.0 - _ROUNDING)) + demand.spare
 

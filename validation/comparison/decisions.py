@@ -16,10 +16,10 @@ from validation.metrics.drift import Drift, RowSums
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower, upper
 
-# A decision is no near tie if it leads by this many times the root mean square of the error: six standard deviations
+# A decision is no near tie if its lead is at least this many times the root mean square error: six standard deviations
 # of the difference of two errors. One such change may be a sample outside the calibrated range.
 CLEAR = 8.5
-# Single values count as decisions if less than this share of them lies within a quarter of their root mean square from
+# Single values count as decisions if less than this share of them is within a quarter of their root mean square from
 # the threshold. Of uniform numbers around 0, one in seven does; of normal ones, one in five.
 MOST_BETWEEN = 1 / 7
 
@@ -29,9 +29,8 @@ def decision_checks(
 ) -> list[Check]:
     """The checks that a graph changes few of the model's own decisions, and loses none of its classes.
 
-    drifts: of the golden cases by output (`drift_checks`).  metrics: they determine which outputs hold classes; an
-    output without a metric holds classes if its rows name one clearly.  limits: the spec's; if they have a limit on
-    decisions, there are no checks here.
+    drifts: of the golden cases by output (`drift_checks`).  metrics: determine which outputs have classes; an output
+    without a metric has classes if `decides` is true.  limits: the spec's; a limit on decisions replaces these checks.
     """
     if DECISIONS in limits:
         return []
@@ -55,10 +54,10 @@ def decision_checks(
 
 
 def decides(drift: Drift) -> bool:
-    """Whether the golden cases show that an output is a classifier's: its rows of values name a class clearly.
+    """Whether the golden cases show that an output is a classifier's: most of its rows have a clear greatest value.
 
-    If a sample has several rows (tokens) of three classes or more, over half of the classes must be named: boxes, and
-    features with a few large columns, name few. Single values, and two values per token, must lie on two sides of a
+    If a sample has several rows (tokens) of three classes or more, over half of the classes must occur: in boxes, and
+    in features with a few large columns, few do. Single values, and two values per token, must be on two sides of a
     gap.
     """
     rows = drift.rows
@@ -77,7 +76,7 @@ def decides(drift: Drift) -> bool:
 
 
 def as_decided(drift: Drift) -> Drift:
-    """The drift with the decisions of its elements in place of those of its rows, if the rows hold no decisions."""
+    """The drift with decisions of elements as its rows, if it has these and the rows show no decisions."""
     return replace(drift, rows=drift.elements) if drift.elements and not decides(drift) else drift
 
 
@@ -111,7 +110,7 @@ def classes_check(
     case: str = "golden",
     subject: str = "their decisions",
 ) -> Check:
-    """The check that no more classes lose half of their rows than by chance. subject: name of the rows in the note."""
+    """The check that no more classes lose over half of their rows than by chance. subject: the rows in the note."""
     names, chance_count = lost_classes(class_counts, change_counts)
     note = f"classes that keep less than half of {subject}: {join_first([*map(str, names)])}; " if names else ""
     note += f"of {len(class_counts)} classes, {chance_count} by chance"

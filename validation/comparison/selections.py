@@ -1,8 +1,8 @@
 """Rows that a graph selects itself (TopK, NonMaxSuppression), compared as sets.
 
-Rounding changes the order of rows with nearly equal scores, and which rows are the last to be selected. So each row is
-compared with its match: a row with the same classes and nearly the same numbers. A row without a match counts by the
-distance of its score from the least selected one.
+Rounding changes the order of rows with nearly equal scores, and the choice of the last selected rows. Therefore each
+row is compared with its match: a row with the same classes and nearly the same numbers. A row without a match is
+weighted by the distance of its score from the least selected score.
 """
 
 import math
@@ -25,12 +25,12 @@ from validation.metrics.tasks.boxes import OVERLAPS, overlaps, to_corners
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower
 
-# Rows match up to this root mean square distance, relative to their columns' root mean square; boxes match if they
-# overlap by at least a half (COCO's least). The limits on drift apply to the matched rows.
+# Rows match up to this root mean square distance, relative to their columns' root mean square; boxes must also overlap
+# by at least a half (COCO's least). The limits on drift apply to the matched rows.
 NEAR = 0.5
 # The greatest share of the selected rows that may change, tested by a lower bound.
 MOST_SELECTED = 0.1
-# A class is judged if one of its rows has at least this share of the mean weight: else all its rows are near ties.
+# A class is judged if one of its rows has at least this share of the mean weight; otherwise all its rows are near ties.
 _CLEAR = 0.5
 # Whole numbers are classes if each number has at least this many rows on average.
 _ROWS_OF_CLASS = 8
@@ -39,7 +39,7 @@ _BOX = 4
 
 
 def selected_of(graph: GraphProto, limits: Mapping[str, object], metrics: Sequence[TaskMetric]) -> dict[str, Rows]:
-    """The outputs of a graph that are judged as sets: none if the spec says how its decisions are judged."""
+    """The outputs of a graph that are judged as sets: none if a limit or metric of the spec judges decisions."""
     return {} if DECISIONS in limits or any(metric.decides for metric in metrics) else find_selected(graph)
 
 
@@ -130,8 +130,9 @@ class Selections:
 @dataclass(frozen=True)
 class _Columns:
     """The columns of a table of selected rows. owners: index of each column's output.  exact: bool, for classes.
-    score: the column of scores; None without one.  least: the least score; None if each list is sorted by score.
-    boxes: the first column of each box, which is centre and size.
+
+    score: the column of scores, or None.  least: the least score; None if each list is sorted by score.  boxes: the
+    first column of each box (centre and size).
     """
 
     owners: Array
@@ -197,25 +198,25 @@ class _Columns:
 
 
 def _tables(outputs: Tensors, names: Sequence[str], kind: Rows) -> list[Array]:
-    """The rows of each list of a case, float64 [rows, columns]."""
+    """The table of each list of selected rows in a case, float64 [rows, columns]."""
     arrays = [outputs[name] if kind == "each" else outputs[name][None] for name in names]
     flat_arrays = [array.reshape(*array.shape[:2], math.prod(array.shape[2:])) for array in arrays]
     return [*np.concatenate(flat_arrays, axis=2).astype(np.float64)]
 
 
 def _is_box(rows: Array) -> bool:
-    """Whether rows begin with two corners: an error of a box counts relative to its size, not to its position."""
+    """Whether rows begin with the two corners of a box, whose error counts relative to size, not to position."""
     return rows.shape[-1] in (4, 6, 7) and bool((rows[..., 2:4] >= rows[..., :2]).all())
 
 
 def _as_sizes(rows: Array) -> Array:
-    """Rows [.., 4 or more] with centre and size in place of corners."""
+    """Rows [.., 4 or more] with corners converted to centre and size."""
     low, high = rows[..., :2].astype(np.float64), rows[..., 2:4].astype(np.float64)
     return np.concatenate([(low + high) / 2, high - low, rows[..., 4:]], axis=-1).astype(rows.dtype)
 
 
 def _fit(e: Array, a: Array, kind: Rows) -> bool:
-    """Whether two outputs are finite, and equal in kind and shape apart from the number of rows."""
+    """Whether two outputs are finite, and have equal kinds and shapes, except for the number of rows."""
     axis = 1 if kind == "each" else 0
     is_same = (
         e.ndim == a.ndim > axis and e.shape[:axis] == a.shape[:axis] and e.shape[axis + 1 :] == a.shape[axis + 1 :]

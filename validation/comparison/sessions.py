@@ -22,10 +22,10 @@ from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, samples_of
 
-# Compares the answers of two sides, case by case: the drift of each output, and the checks that follow from it.
+# Compares the answers of two sides, case by case: the drift of each output, and checks of the drift.
 #
 # Golden cases are merged per output. Edge cases are not, since an error at one size must not vanish in an average: each
-# metric is checked at the edge where it is worst, and the note names the other edges that break the limit.
+# metric is checked at its worst edge, and the note names the other edges that break the limit.
 
 # The number of samples that `Constancy` compares at a time.
 _ROWS = 1 << 10
@@ -35,13 +35,13 @@ NOTED = ("sqnr_db", "agreement")
 
 @dataclass
 class Constancy:
-    """Whether all samples of one output are equal, so that the output does not depend on the inputs."""
+    """Whether all samples of one output are equal: the output then seems not to depend on the inputs."""
 
     constant: bool = True
     _first: Array | None = None
 
     def add(self, output: Array, samples: int) -> None:
-        """Add an output of a case. samples: their number along axis 0; 1 if the whole array is one sample.
+        """Add an output of a case. samples: number of samples along axis 0; 1 if the whole array is one sample.
 
         Samples of different sizes are equal if all elements of both are the same number.
         """
@@ -75,7 +75,7 @@ class OutputComparison:
         samples: entries along axis 0, or 1.  decisions: whether decisions are compared too.
         Raises ValueError when their shapes or kinds differ.
         """
-        # Whether an input has one number for each token: an id, or an entry of a mask.
+        # Whether the output has one value for each token: as many as an input of ids, or a mask.
         is_by_token = any(
             array.shape == pair[0].shape and array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
             for name, array in case.inputs.items()
@@ -143,7 +143,7 @@ class StageComparison:
                 yield from checks_of(name, output, limits)
 
     def usual(self) -> dict[str, Drift]:
-        """The drift of the golden cases by output, which later cases are judged by (`edge_checks`)."""
+        """The drift of the golden cases by output, relative to which later cases are judged (`edge_checks`)."""
         self._settle()
         return {name: of_golden(output.golden) for name, output in self.outputs.items() if output.golden}
 
@@ -181,7 +181,7 @@ class StageComparison:
             yield check_of(self.stage, name, "golden", replace(value, note=note))
 
     def _edges(self, name: str, output: OutputComparison, limits: OutputLimits) -> Iterator[Check]:
-        """The check of each metric at the edge where it is worst. The note names other edges that break the limit."""
+        """The check of each metric at its worst edge case. The note names other edges that break the limit."""
         golden_drift = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
@@ -199,9 +199,9 @@ class StageComparison:
 
 def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:
     """Whether each token is real, bool [shape], from an input of zeros and ones whose name contains 'mask' (1: real).
-    None, which stands for all tokens, without such an input. shape: of the array of tokens.
 
-    Names with 'padding' do not count, since PyTorch's padding mask has ones at padding.
+    None (all tokens are real) without such an input. shape: of the array of tokens. Names with 'padding' do not count,
+    since PyTorch's padding mask has ones at padding.
     """
     for name, array in inputs.items():
         if "mask" in name.lower() and "padding" not in name.lower() and array.shape == shape:
@@ -231,7 +231,7 @@ def edge_checks(
     usual: Drift | None,
     limits: tuple[Budget, Drift | None],
 ) -> tuple[Check, ...]:
-    """The checks of one output of a case outside the golden set, judged as an edge case is.
+    """The checks of one output of a case outside the golden set, judged like an edge case.
 
     case: its name and inputs.  usual: drift of the golden cases.  limits: budget and honest drift, as
     `OutputLimits.at` returns them.
@@ -256,8 +256,8 @@ def _measure_drift(
 
 
 def _shape_check(stage: str, output: str, case: str, pair: tuple[Array, Array], note: str) -> Check:
-    """A failed check of two arrays that cannot be compared. It is named `shape` and has both sizes if only one axis
-    differs: if a graph selects boxes itself, their number depends on rounding."""
+    """A failed check of two arrays that cannot be compared. If only one axis differs, it is named `shape` and has both
+    sizes: the number of boxes that a graph selects depends on rounding."""
     pairs = [size_pair for size_pair in zip(pair[0].shape, pair[1].shape, strict=False) if size_pair[0] != size_pair[1]]
     if pair[0].ndim != pair[1].ndim or len(pairs) != 1:
         return Check(stage, "outputs", output, case, None, None, False, note)
@@ -288,7 +288,7 @@ def _goodness(value: Value) -> float:
     return -value.value if at_most(value.name) else value.value
 
 
-# Opens an ONNX file as it is written.
+# Opens an ONNX file without optimization.
 Opener = Callable[[Path], AbstractContextManager[Session]]
 _REPEATS = "the session gives other outputs when the same inputs run again, so that nothing can be proven"
 
@@ -303,10 +303,10 @@ def drift_checks(
     usual: dict[str, Drift] | None = None,
     selected: Mapping[str, Rows] | None = None,
 ) -> tuple[Check, ...]:
-    """The checks of a candidate against a reference on every case; without one, against the golden set's outputs.
+    """The checks of a candidate on every case, against a reference or (None) against the golden set's outputs.
 
-    The reference, or without one the candidate, runs twice on the first case and must give equal outputs. Errors of the
-    candidate are failed checks; errors of the reference are raised. spreads: receives the distribution of errors.
+    The reference (or else the candidate) runs twice on the first case; outputs that differ by more than the limits are
+    failed checks. So are errors of the candidate; those of the reference are raised. spreads: receives the errors.
     usual: receives the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
 
     limits: of the drift, for all outputs or by output.
@@ -343,13 +343,13 @@ def expected_checks(
 
 
 def narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """The inputs, cast to float16 where the session takes float16."""
+    """The inputs, cast to float16 if the session takes the input in float16."""
     half_names = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in half_names else array for name, array in inputs.items()}
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Run a session on inputs of the original model, cast to float16 where the session takes float16.
+    """Run a session on inputs of the original model, cast by `narrow`.
 
     Raises EnginesmithError for any error of the session, and if its answer is not a mapping of names to plain arrays.
     """

@@ -31,12 +31,11 @@ from validation.metrics.tasks.terms import TaskMetric
 from validation.metrics.tasks.vectors_and_masks import score_of
 from validation.statistics.rates import count_needed, lower
 
-# A golden set does not measure outputs and right answers that are the same in all of its samples.
+# A golden set does not measure an output or expected answer that is the same in all samples: an engine that always
+# returns this answer agrees with the model on all samples.
 #
-# An engine that always gives this answer agrees with the model on all of them. Such an output has the check
-# `UNMEASURED`, with which no engine is proven. Outputs that no computation changes are exempt: those that depend on no
-# input, and inputs that the graph returns unchanged (`builders.onnx_graphs.structure`). They are compared like all
-# others.
+# Such an output has the check `UNMEASURED`, with which no engine is proven. Outputs that depend on no input, and inputs
+# that the graph returns unchanged, are exempt (`builders.onnx_graphs.structure`). They are compared like all others.
 
 STAGE = "export"
 _REMEDY = "give golden data that varies it"
@@ -48,7 +47,7 @@ def unmeasured_checks(
     """A check for each output and each metric that the golden cases do not measure.
 
     dependences: of the exported model's outputs; an output without an entry counts as computed. Raises DataError for
-    outputs or labels of a shape that a metric does not take, InputError for a metric's output that the model lacks.
+    outputs or labels of a shape that a metric does not accept, InputError for a metric's output that the model lacks.
     """
     outputs: dict[str, _Variation] = {}
     for case in golden.of_kind("golden"):
@@ -66,8 +65,8 @@ def unmeasured_checks(
 
 @dataclass
 class _Variation:
-    """How one output varies over the golden cases. number: the value of all elements of the last case; None if they
-    differ."""
+    """The variation of one output over the golden cases. number: the value of all elements of the last case; None if
+    the elements differ."""
 
     dtype: np.dtype
     samples: int = 0
@@ -85,8 +84,8 @@ class _Variation:
         self.drift = self.drift.merge(drift) if self.drift else drift
 
     def why_unmeasured(self) -> str:
-        """Why the output is not measured; '' if it is. A single sample must vary between its elements; a single number
-        must not be 0."""
+        """The reason why the output is not measured; '' if it is. A single sample must vary between its elements; a
+        single number must not be 0."""
         drift = self.drift or Drift()
         samples_text = f"in all {self.samples} golden samples" if self.samples > 1 else "in the one golden sample"
         if not drift.count:
@@ -104,8 +103,8 @@ class _Variation:
 
 
 def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
-    """Why a metric's right answers measure nothing; '' if two of them differ, if there is only one, or if the metric is
-    one of likelihoods, which has no answers of its own."""
+    """The reason why a metric's expected answers measure nothing; '' if two answers differ, if there is only one, or if
+    the metric measures likelihoods without labels."""
     score = score_of(metric)
     has_labels = metric.against == "labels" and golden.labels is not None
     if has_labels:
@@ -127,7 +126,7 @@ def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
 
 
 def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
-    """Values that differ if any two answers of a case do: an array's least and greatest, texts, each image's boxes."""
+    """Values that differ if any two answers of a case differ: an array's minimum and maximum, texts, images' boxes."""
     if isinstance(answers, np.ndarray):
         yield from (answers.min().item(), answers.max().item()) if answers.size else ()
         return
@@ -149,7 +148,7 @@ def free_running_checks(
 ) -> tuple[Check, ...]:
     """`drift_checks` on the golden set's whole sequences, under limits that were measured on sequences.
 
-    along: receives the drift along the sequences. The note of an output's SQNR, or of its agreement, has the worst.
+    along: receives the drift along the sequences; the note of an output's SQNR or agreement describes it.
     reference, candidate: sessions that run whole sequences.
     """
     along = along or Along()
@@ -181,8 +180,8 @@ def check_free_running(
 ) -> tuple[Check, ...]:
     """The checks of the second session against the first on sequences; none for a model without state.
 
-    opener: opens an ONNX file without optimization.  limits: returns the limits of a reference on a golden set, given
-    an opener of graphs to compare with it.  along: as in `free_running_checks`.
+    opener: opens an ONNX file without optimization.  limits: returns the limits for a reference session, a golden set
+    and an opener of graphs as sessions of sequences.  along: as in `free_running_checks`.
     """
     if sequences is None:
         return ()
@@ -197,10 +196,10 @@ def check_free_running(
     return free_running_checks(stage, expected, actual, sequences.golden, free_limits, along)
 
 
-# A few golden cases may suffice to show that a candidate breaks the limits of all: most trials of a search do, by far.
+# A few golden cases may suffice to show that a candidate breaks the limits for all: most trials of a search break them.
 #
-# Errors only add up. If the error energy of some cases exceeds the limit for all of them, the others cannot compensate
-# it, however exact they are; nor can they compensate the greatest error.
+# Errors only add up. If the error energy of some cases exceeds the limit for all cases, the other cases cannot
+# compensate it, even without errors; the same is true of the greatest error.
 
 # Metrics that can only get worse with further cases, once the signal of all cases is known.
 _ADDING_UP = ("sqnr_db", "centered_sqnr_db", "max_rel", "max_abs")
@@ -217,9 +216,9 @@ def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
 def find_broken(
     candidate: Session, cases: Iterable[Case], golden_drift: Mapping[str, Drift], limits: Sequence[OutputLimit]
 ) -> Check | None:
-    """The failed check of a limit for all golden cases that some of them already break; None if they break none.
+    """The failed check of a limit for all golden cases that some cases already break; None if they break none.
 
-    The cases run in turn until a limit is broken. The check's value is that of all cases if the others were exact.
+    The cases run in turn until a limit is broken. The check's value is that of all cases if the others had no error.
     cases: with the expected outputs.  golden_drift: of all golden cases, as `golden_drifts` returns it.
     None also if the candidate cannot be run or compared, which the checks of all cases explain.
     limits: each with its output and metric.
@@ -239,12 +238,12 @@ def find_broken(
     return None
 
 
-# The task metrics of a spec over a golden set, as checks; and the limits on drift that stay if a metric decides.
+# The task metrics of a spec over a golden set, as checks; and the limits on drift that still apply if a metric decides.
 #
 # A share that passes on few samples may be lower on others. The check's note has a lower bound (Clopper and Pearson,
-# Biometrika 26, 1934), and the number of samples, all of them right, that would prove the limit.
+# Biometrika 26, 1934), and the number of samples without an error that would prove the limit.
 
-# The chance that a share is below the bound in its note.
+# The probability that a share is below the bound in its note.
 LEVEL = 0.05
 # The checks of numeric drift: those of a budget's limits, the agreement of integers, and the decisions of graphs.
 _NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR_CHANGED, LOST_CLASSES, SELECTED}
@@ -252,7 +251,7 @@ _NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR
 
 @dataclass
 class _Measured:
-    """One metric over some cases. labels: the right answers of all cases; None: the original model's answers are right.
+    """One metric over some cases. labels: expected answers of all cases; None: the original model's are expected.
 
     failure: why the candidate could not be measured; '' if it could.
     """
@@ -294,9 +293,9 @@ def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetri
     """The task metrics of a session over all golden cases: each value as a check against its limit, if any.
 
     A metric that decides is also measured over all edge cases together, against the original model's outputs and with
-    looser limits (`_loosen`). A floor of accuracy by labels holds for each class, too. A session that fails gives a
-    failed check. Raises DataError if the numbers of labels and answers differ or an output has a shape that the metric
-    does not take, and InputError for an output that the model lacks.
+    looser limits (`_loosen`). With a floor of accuracy by labels, classes must not lose over half of their right
+    answers. A session's error is a failed check. Raises DataError if the numbers of labels and answers differ or an
+    output has a shape that the metric does not accept, and InputError for an output that the model lacks.
     """
     label_sets = [_read_labels(golden, metric) for metric in metrics]
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, label_sets, strict=True)]
@@ -354,7 +353,7 @@ def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Me
 
 def _describe_lost(side: _Measured, original: _Measured | None) -> str:
     """A note that names the classes in which a candidate has less than half of the original model's right answers, if
-    there are more of them than by chance; '' otherwise, and for metrics other than accuracy by labels."""
+    these are more classes than by chance; '' otherwise, and for metrics other than accuracy by labels."""
     if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
         return ""
     names, chance_count = lost_classes(original.score.right, original.score.right - side.score.right)
@@ -378,7 +377,7 @@ def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[
 
 
 def _loosen(value: TaskValue, limit: float) -> float:
-    """The limit for the edges, which are a few golden samples: twice as far from a perfect value; for decibels, twice
+    """The limit for edge cases, which have few golden samples: twice as far from a perfect value; for decibels, twice
     the error; for a share, at least one wrong answer is allowed."""
     if at_most(value.name):
         return 2 * limit
@@ -389,7 +388,7 @@ def _loosen(value: TaskValue, limit: float) -> float:
 
 
 def _bound(value: TaskValue, limit: float | None) -> str:
-    """A note with the lower bound of a share, and the number of samples that prove the limit if these do not; or ''."""
+    """A note with a share's lower bound, and if that is below the limit the number of samples to prove it; or ''."""
     if value.count is None or not value.total:
         return ""
     least_share = lower(value.count, value.total, LEVEL)
@@ -402,8 +401,8 @@ def _bound(value: TaskValue, limit: float | None) -> str:
 def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[Check]:
     """The checks; if a metric decides, failed checks of numeric drift pass, and their limits become notes.
 
-    These still count: NaN, infinities, shapes (except the number of boxes if `detection` decides), dtypes, constant
-    outputs, repeated calls, the contract.
+    Other checks still count: NaN, infinities, shapes (except the number of boxes if `detection` decides), dtypes,
+    constant outputs, repeated calls, the contract.
     """
     all_checks, deciding_metrics = list(checks), [metric for metric in metrics if metric.decides]
     if not deciding_metrics:
@@ -417,9 +416,9 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
 
 
 def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
-    """The limits on drift at sizes at which no metric is measured, if a metric decides; None if none does.
+    """The limits on drift at sizes at which no metric is measured, if a metric decides; else None.
 
-    They allow twice the error of the worst golden sample, since a case of such a size may consist of that sample alone.
+    They allow twice the error amplitude of the worst golden sample, since a case may consist of that sample alone.
     spreads: of the engine stage.
     """
     if not any(metric.decides for metric in metrics):
@@ -432,7 +431,7 @@ def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetri
 
 def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
     """Stage, case, actual and expected size of a check of a changed axis; None for other checks. If the number of boxes
-    changed, all outputs of `Metric.sets` have the same entry; a size that changed in one output is no such number."""
+    changed, all outputs of `Metric.sets` have equal results here; a change in a single output has another cause."""
     if check.name != "shape" or check.stage not in ("quantization", "engine"):
         return None
     return check.stage, check.case, check.value, check.limit

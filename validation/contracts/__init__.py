@@ -1,1 +1,1 @@
-"""What an engine promises beside being near its graph: equal bits, and the form and distribution of its outputs."""
+"""Contracts of an engine beside small drift: equal bits, and the form and distribution of its outputs."""

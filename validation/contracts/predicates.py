@@ -16,7 +16,7 @@ from validation.metrics.tasks.classes_and_texts import edit_distance
 def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
     """(name, value, limit) of each limit: tokens by which the first difference is too early; the share of edits.
 
-    expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
+    expected, actual: (..., tokens). Values are NaN if the numbers of sequences differ.
     """
     is_comparable = expected.shape[:-1] == actual.shape[:-1] and expected.ndim
     pairs = list(zip(rows_of(expected), rows_of(actual), strict=True)) if is_comparable else []
@@ -33,9 +33,9 @@ def _broken_sequence(limits: Sequence, expected: Array, actual: Array) -> list[t
 
 
 def _broken_end(end: End, expected: Array, actual: Array) -> list[tuple[str, float, float]]:
-    """(name, value, limit): sequences that end on one side alone; most places between ends; other tokens after one.
+    """(name, value, limit): sequences with an end on one side only; most places between ends; non-pad tokens after it.
 
-    expected, actual: (..., tokens); NaN where they hold different numbers of sequences.
+    expected, actual: (..., tokens). The value is NaN if the numbers of sequences differ.
     """
     if expected.shape[:-1] != actual.shape[:-1] or not expected.ndim:
         return [("eos", np.nan, 0.0)]
@@ -58,29 +58,29 @@ def rows_of(array: Array) -> Array:
 
 
 def up_to(sequence: Array, token: int) -> Array:
-    """The sequence up to and with the first `token`; all of it where there is none."""
+    """The sequence up to and including the first `token`; the whole sequence without one."""
     end_indices = np.flatnonzero(sequence == token)
     return sequence[: end_indices[0] + 1] if end_indices.size else sequence
 
 
 def _ends(side: Array, token: int) -> Array:
-    """The place of the first `token` of each sequence (m,); -1 without one."""
-    token_mask = np.pad(rows_of(side) == token, ((0, 0), (0, 1)))  # an empty sequence has no greatest place
+    """The index of the first `token` of each sequence (m,); -1 without one."""
+    token_mask = np.pad(rows_of(side) == token, ((0, 0), (0, 1)))  # argmax fails for an empty sequence
     return np.where(token_mask.any(axis=1), token_mask.argmax(axis=1), -1)
 
 
 def _first_difference(left: Array, right: Array) -> int:
-    """The place of the first difference; the length of the shorter sequence where all of it is equal."""
+    """The index of the first difference; the length of the shorter sequence if there is none within it."""
     common_length = min(len(left), len(right))
     differ_indices = np.flatnonzero(left[:common_length] != right[:common_length])
     return int(differ_indices[0]) if differ_indices.size else common_length
 
 
-# Predicates over one output. Each is the amount by which it is broken, so that a report shows how far off it is.
+# Predicates over one output. Each returns the amount by which the output breaks it, for the report.
 #
 # Boxes of two detectors are matched greedily within each class by intersection over union (IoU), as in COCO's
-# evaluation (Lin et al., "Microsoft COCO: Common Objects in Context", 2014): the candidate's boxes, likeliest first,
-# each take the free box of the reference of their class with the greatest IoU, if that is large enough.
+# evaluation (Lin et al., "Microsoft COCO: Common Objects in Context", 2014): each of the candidate's boxes, likeliest
+# first, matches the free box of the reference of its class with the greatest IoU, if that is large enough.
 
 
 def _broken_boxes(
@@ -88,9 +88,9 @@ def _broken_boxes(
 ) -> list[tuple[str, float, float]]:
     """(name, value, limit) of each limit: the share of boxes without a match; the greatest difference of scores.
 
-    output_pair: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, where a
-    number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty where
-    neither side has a box that counts.
+    output_pair: all outputs of the reference and of the candidate. The values are NaN, which no limit passes, if a
+    number is not finite, the numbers of images differ, or an output is missing or has another shape. Empty if neither
+    side has a box that counts.
     """
     actual_images, expected_images = (
         _images(limits, *box_outputs) for box_outputs in ((actual, output_pair[1]), (expected, output_pair[0]))
@@ -111,7 +111,7 @@ def _broken_boxes(
 
 
 def _images(limits: Boxes, boxes: Array, outputs: Tensors) -> "list[_Image] | None":
-    """The boxes that count, by image; None where they are not of this form."""
+    """The boxes that count, by image; None if an output is missing, has another shape, or is not finite."""
     if boxes.ndim < 2 or boxes.shape[-1] != 4:
         return None
     count, shape = boxes.shape[-2], boxes.shape[:-1]
@@ -142,7 +142,7 @@ class _Image:
 
 def _matches(candidate: _Image, reference: _Image, least_overlap: float) -> Iterator[tuple[int, int]]:
     """(index in the candidate, index in the reference) of each match."""
-    equal_mask = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # of boxes without area, too
+    equal_mask = (candidate.corners[:, None] == reference.corners[None]).all(axis=-1)  # also if they have no area
     overlap_matrix = np.where(equal_mask, 1.0, overlaps(candidate.corners, reference.corners))
     overlap_matrix[candidate.classes[:, None] != reference.classes[None]] = -1
     for index in np.argsort(-candidate.scores, kind="stable") if overlap_matrix.shape[1] else ():
@@ -206,7 +206,7 @@ def _from_one(values: Array) -> float:
 
 
 def _count_unsorted(values: Array, order: Order) -> float:
-    """How many neighbours along the last axis are out of order, as all are with NaN."""
+    """The number of neighbours along the last axis that are out of order; a pair with NaN is."""
     leaders, followers = values[..., :-1], values[..., 1:]
     if order.endswith("descending"):
         leaders, followers = followers, leaders
@@ -215,7 +215,7 @@ def _count_unsorted(values: Array, order: Order) -> float:
 
 
 def _count_other_sizes(actual: tuple[int, ...], shape: tuple[int | str, ...], sizes: Mapping[str, int]) -> float:
-    """How many axes have another size than declared; all for another rank. A dim that no input has may be any size."""
+    """The number of axes of another size than declared; all for another rank. A dim that no input has fits any size."""
     if len(actual) != len(shape):
         return float(max(len(actual), len(shape)))
     pairs = zip(shape, actual, strict=True)

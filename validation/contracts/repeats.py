@@ -1,4 +1,4 @@
-"""Contracts of models that draw random numbers."""
+"""Contracts over distributions of outputs, and over repeated runs and builds."""
 
 import hashlib
 import math
@@ -36,14 +36,14 @@ BINS = 15
 
 
 class Forecasts:
-    """Rows of probabilities (n, classes), with the greatest of each row (`confidence`) and its index (`decision`)."""
+    """Rows of probabilities (n, classes), with each row's greatest value (`confidence`) and its index (`decision`)."""
 
     def __init__(self, probabilities: Array) -> None:
         self.probabilities = probabilities
         self.confidence, self.decision = probabilities.max(axis=1), probabilities.argmax(axis=1)
 
     def losses(self, answers: Array) -> Array:
-        """The Brier loss of each row. answers: (n,), a class each; one that is no class counts as all classes wrong."""
+        """The Brier loss of each row. answers: (n,), the class of each row; a number that is no class matches none."""
         valid_mask = (answers >= 0) & (answers < self.probabilities.shape[1])
         label_columns = np.where(valid_mask, answers, 0).astype(np.int64)[:, None]
         answer_probabilities = np.take_along_axis(self.probabilities, label_columns, axis=1)[:, 0] * valid_mask
@@ -51,7 +51,7 @@ class Forecasts:
 
 
 class CalibrationSums:
-    """Sums over rows as they come. bins: number of rows, of right ones, and confidence, by bin of the confidence."""
+    """Running sums over rows. bins: number of rows, number of right rows, and sum of confidence, by confidence bin."""
 
     def __init__(self) -> None:
         self.bins = np.zeros((3, BINS))
@@ -70,27 +70,27 @@ class CalibrationSums:
 
     @property
     def ece(self) -> float:
-        """The expected calibration error; NaN when a row had NaN, 0 without rows."""
+        """The expected calibration error; NaN if a row had NaN, 0 without rows."""
         rows, right_counts, confidence = self.bins
         return self._mean(float(np.abs(right_counts - confidence).sum()), float(rows.sum()))
 
     @property
     def brier(self) -> float:
-        """The mean Brier score; NaN when a row had NaN, 0 without rows."""
+        """The mean Brier score; NaN if a row had NaN, 0 without rows."""
         return self._mean(self.loss, float(self.bins[0].sum()))
 
     def _mean(self, total: float, count: float) -> float:
         return float("nan") if self.broken else total / count if count else 0.0
 
 
-# Where a logit is -inf, how many nats below its row's greatest it counts: e^-200 is far below float32's smallest.
+# A logit of -inf counts as this many nats below its row's greatest: e^-200 is far below float32's smallest number.
 IMPOSSIBLE = 200.0
 # The smallest positive float16: probabilities below it count as this one.
 LEAST = 2.0**-24
 
 
 class Likeness:
-    """One output over the cases of a golden set. limits: what is checked.  labels: true classes of the golden rows."""
+    """One output over the cases of a golden set. limits: on its rows.  labels: true classes of the golden rows."""
 
     def __init__(self, output: str, limits: Rows, labels: Array | None) -> None:
         self.output, self.limits = output, limits
@@ -101,7 +101,7 @@ class Likeness:
         self.failure: Check | None = None
 
     def see(self, case: Case, graph: Tensors, engine: Tensors) -> None:
-        """Take the outputs of the graph and of the engine in a case."""
+        """Add the outputs of the graph and of the engine in a case."""
         if self.failure is not None:
             return
         if fault_text := self._unfit(case, graph, engine):
@@ -125,7 +125,7 @@ class Likeness:
                 label_sums.add(forecast, labels)
 
     def checks(self) -> Iterator[Check]:
-        """A check for each limit that is set; a single failed one where a case had no such distribution."""
+        """A check for each limit that is set; a single failed check if a case had no comparable distribution."""
         if self.failure is not None:
             yield self.failure
             return
@@ -141,7 +141,7 @@ class Likeness:
             yield Check("engine", f"contract {name}", self.output, case, value, limit, value <= limit, note)
 
     def _unfit(self, case: Case, graph: Tensors, engine: Tensors) -> str:
-        """Why the output has no distributions that can be compared; '' where it has."""
+        """The reason why the output has no comparable distributions; '' if it has."""
         outputs = [tensors.get(self.output) for tensors in (case.expected, graph, engine)]
         arrays = [array for array in outputs if array is not None]
         if len(arrays) < len(outputs):
@@ -155,7 +155,7 @@ class Likeness:
         return ""
 
     def _calibration(self, side: "_Side", against_labels: bool) -> dict[str, tuple[float, str, str]]:
-        """By how much ece and brier of a side differ from the original's, or are worse where there are labels."""
+        """Differences of a side's ece and brier from the original's; with labels only a worse value counts."""
         base_sums, engine_sums = self.calibration[against_labels], side.calibration[against_labels]
         source = "labels" if against_labels else "the original's decisions"
         calibration = {}
@@ -175,8 +175,8 @@ class _Side:
         self.calibration = CalibrationSums(), CalibrationSums()
 
     def see(self, case: Case, original: Array, logits: Array) -> None:
-        """Take the logits (rows, classes) of a case."""
-        k = min(TOP_K, logits.shape[1] - 1)  # all of them are always the same ones
+        """Add the logits (rows, classes) of a case."""
+        k = min(TOP_K, logits.shape[1] - 1)  # with all classes, the sets would always be equal
         row_statistics = measure_rows(original, logits, k)
         js = row_statistics.js_max if row_statistics.finite == row_statistics.count else math.nan
         if not js <= self.worst[0] and not math.isnan(self.worst[0]):
@@ -199,7 +199,7 @@ class _Side:
 def as_logits(array: Array, values: str) -> Array:
     """The rows of an output (..., classes) as float64 logits (n, classes), whose softmax is the distribution.
 
-    values: 'logits' or 'probabilities', of which a negative one gives NaN.
+    values: 'logits' or 'probabilities'; a negative probability becomes NaN.
     """
     rows = rows_of(np.asarray(array, np.float64))
     if values == "probabilities":
@@ -212,23 +212,23 @@ def as_logits(array: Array, values: str) -> Array:
     return np.where(mask & np.isfinite(row_max), row_max - IMPOSSIBLE, rows)
 
 
-# Whether an engine gives the same bits again, and whether building it again gives the same engine.
+# Whether an engine's outputs repeat bit for bit, and whether another build results in the same engine.
 #
-# Equal inputs in equal batches must have equal bits. The same sample at another place of a batch, or in a larger one,
-# is held to the drift budget unless a spec asks for bits: sums in another order give other last bits (Higham, "Accuracy
-# and Stability of Numerical Algorithms", 2002, chapter 4), and kernels are chosen by batch size.
+# Equal inputs in equal batches must have equal bits. The same sample at another position of a batch, or in a larger
+# batch, must keep the drift budget unless a spec requires bits: sums in another order have other last bits (Higham,
+# "Accuracy and Stability of Numerical Algorithms", 2002, chapter 4), and kernels are chosen by batch size.
 #
-# Rebuilt engines need not have equal bytes, because compilers choose kernels by measuring and write times and paths;
-# the outputs of all rebuilds must stay within the limits of drift of each other.
+# Rebuilt engines need not have equal bytes, because compilers choose kernels by measuring, and write times and paths;
+# the outputs of each rebuild must stay within the limits of drift of the first build.
 
-# Golden cases, and edge cases, that are repeated: each costs some runs and shows the same kernels.
+# The most golden cases, and edge cases, that are repeated: each costs some runs and uses the same kernels.
 MOST_CASES = 4
 
 
 def repeat_checks(
     bitwise: Bitwise, session: Session, golden: GoldenSet, batch: Dim | None, budgets: Budgets
 ) -> Iterator[Check]:
-    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' dim in front."""
+    """Checks of each output: equal digests over runs, then batch size and position. batch: the inputs' leading dim."""
     cases = [case for kind in ("golden", "edge") for case in islice(golden.of_kind(kind), MOST_CASES)]
     case_digests: dict[str, list[tuple[str, int, str]]] = {}
     for case in cases:
@@ -272,7 +272,7 @@ def _in_batches(
 
 
 def _answers(session: Session, inputs: Tensors, size: int, place: int, batch: Dim) -> dict[str, Array]:
-    """The outputs of the first sample of `inputs` at `place` in a batch of `size`; those with the batch in front."""
+    """The outputs with a batch axis 0, for the first sample of `inputs` at index `place` of a batch of `size`."""
     specs = [spec for spec in session.inputs if spec.name in inputs]
     batch_specs = [TensorSpec(spec.name, spec.dtype, (batch.name, *spec.shape[1:])) for spec in specs]
     batch_inputs = resize(inputs, batch_specs, {batch.name: size})
@@ -320,9 +320,9 @@ class EngineRebuild:
 
 @dataclass(frozen=True)
 class OutputSpread:
-    """How one output differs between builds. distinct: the number of different outputs, all cases together.
+    """The differences of one output between builds. distinct: the number of different outputs, all cases together.
 
-    sqnr_db, max_abs: the least SQNR in decibels and the greatest absolute difference; None where none is finite.
+    sqnr_db, max_abs: the least SQNR in decibels and the greatest absolute difference; None if no value is finite.
     bit_equal: whether all bits were the same.
     """
 
@@ -334,9 +334,9 @@ class OutputSpread:
 
 @dataclass(frozen=True)
 class Reproducibility:
-    """How several builds of one engine agree. engines: the number of builds by digest.
+    """The agreement of several builds of one engine. engines: the number of builds by digest.
 
-    passed: whether the outputs stay within the limits of drift of each other.
+    passed: whether the outputs of each build are within the limits of drift of the first build's.
     byte_equal: whether the engines' files were the same.
     """
 

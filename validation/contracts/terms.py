@@ -1,4 +1,4 @@
-"""What a spec may promise of a model's outputs beside drift and task metrics. No numpy: a driver reads this without it.
+"""The contract of a spec: promises on a model's outputs beside drift and task metrics. No numpy, which a driver lacks.
 
 The defaults are explained in docs/concepts/validation.md.
 """
@@ -19,15 +19,15 @@ Values = Literal["logits", "probabilities"]
 
 # The default limits. KL: the perplexity on text drawn from the original model grows by e^KL, 1 %.
 KL = 0.01
-# No event of any row gains or loses more than 0.2 of probability: JS >= TV^2 / 2, by Pinsker's inequality.
+# No event of any row changes its probability by more than 0.2: JS >= TV^2 / 2, by Pinsker's inequality.
 JS = 0.02
-# One decision of a hundred; one entry of four top-5 lists.
+# FLIPS: one decision in a hundred. TOP_K: one entry of four top-5 lists.
 FLIPS, TOP_K = 0.01, 0.05
-# About what temperature scaling leaves of a network's calibration error (Guo et al. 2017, table 1).
+# About the calibration error of a network after temperature scaling (Guo et al. 2017, table 1).
 ECE = 0.02
-# What an error of 0.1 (root mean square over the row) costs calibrated probabilities.
+# The cost of an error of 0.1 (root mean square over the row) for calibrated probabilities.
 BRIER = 0.01
-# One false alarm in a thousand engines, which repeats for the same engine because the draws are seeded.
+# One false alarm in a thousand engines; it repeats for the same engine, because the draws are seeded.
 DRAWS, ALPHA = 100, 0.001
 
 
@@ -160,7 +160,7 @@ class Contract(Declared):
 
     @property
     def asks(self) -> bool:
-        """Whether it promises anything."""
+        """Whether the contract promises anything."""
         return bool(self.bitwise or self.structured or self.distributional)
 
     def outputs(self) -> Iterator[tuple[tuple[str, ...], str]]:

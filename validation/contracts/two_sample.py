@@ -22,19 +22,19 @@ from validation.metrics.drift import is_exact
 # A two-sample test of a stochastic model: are the engine's outputs drawn from the graph's distribution?
 #
 # The statistic is the maximum mean discrepancy (Gretton et al., "A Kernel Two-Sample Test", 2012) with a Gaussian
-# kernel whose width is the median distance of the pooled sample (their section 8). Its distribution comes from
-# permutations of which side each draw is of. The p-value (1 + as large) / (1 + permutations) makes the test exact: for
-# equal distributions it is below alpha in at most alpha of the cases (Phipson and Smyth, "Permutation P-values Should
-# Never Be Zero", 2010). Over several outputs Holm's correction ("A Simple Sequentially Rejective Multiple Test
-# Procedure", 1979) keeps alpha for all of them together.
+# kernel whose width is the median distance of the pooled sample (their section 8). Its distribution is estimated by
+# random assignments of the draws to the two sides. The p-value (1 + number of assignments with a statistic as large) /
+# (1 + assignments) makes the test exact: for equal distributions it is below alpha in at most alpha of the cases
+# (Phipson and Smyth, "Permutation P-values Should Never Be Zero", 2010). Over several outputs Holm's correction ("A
+# Simple Sequentially Rejective Multiple Test Procedure", 1979) keeps alpha for all outputs together.
 #
-# Each side draws with seeds of its own: the test needs independent samples, and an engine may have another generator.
-# All random numbers drawn here follow from SEED.
+# Each side has its own seeds: the test needs independent samples, and an engine may have another generator. SEED
+# determines all random numbers drawn here.
 
 SEED = 0
-# Permutations times alpha, so that the p-value resolves a tenth of it; and how many are held in memory at a time.
+# Permutations times alpha (the p-value then resolves a tenth of alpha); and permutations in memory at a time.
 PER_STEP, AT_ONCE = 10, 2048
-# Elements of an output that are compared; of a larger one, as many are drawn at random, once.
+# The most elements of an output that are compared; from a larger output this many are drawn at random, once.
 MOST_ELEMENTS = 1 << 14
 
 
@@ -72,12 +72,12 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
 
 
 def p_value(expected: Array, actual: Array, permutations: int) -> float:
-    """The chance that two samples (draws, elements) of one distribution differ as much as these; exact at any size."""
+    """The probability that two samples (draws, elements) of one distribution differ as much; exact at any size."""
     pooled_rows = np.concatenate([expected, actual])
     generator = np.random.default_rng(SEED)
     kernel = _kernel(pooled_rows, generator)
     kernel = kernel - kernel.mean(axis=0) - kernel.mean(axis=1, keepdims=True) + kernel.mean()
-    kernel = kernel.astype(np.float32)  # centred, sums of it do not cancel, and the weights of the sides sum to 0
+    kernel = kernel.astype(np.float32)  # centred, because large sums cancel; the weights of the sides sum to 0
     side_weights = np.concatenate([np.full(len(expected), 1 / len(expected)), np.full(len(actual), -1 / len(actual))])
     side_weights = side_weights.astype(np.float32)
     statistic = float(side_weights @ kernel @ side_weights)
@@ -86,14 +86,14 @@ def p_value(expected: Array, actual: Array, permutations: int) -> float:
         count = min(remaining_count, AT_ONCE)
         signs = generator.permuted(np.broadcast_to(side_weights, (count, len(side_weights))), axis=1)
         test_statistics = np.einsum("ij,ij->i", signs @ kernel, signs)
-        # Equal arrangements are summed in another order.
+        # The tolerance covers equal assignments, which are summed in another order.
         larger_count += int((test_statistics >= statistic * (1 - 1e-5)).sum())
         remaining_count -= count
     return (1 + larger_count) / (1 + permutations)
 
 
 def holm(p_values: Mapping[str, float], tests: int) -> dict[str, float]:
-    """The p-values by name after Holm's step-down correction for `tests` tests, in their given order."""
+    """The p-values by name after Holm's step-down correction for `tests` tests, in the order of `p_values`."""
     adjusted_values, least_value = dict[str, float](), 0.0
     for index, name in enumerate(sorted(p_values, key=lambda output: p_values[output])):
         least_value = max(least_value, min(1.0, (tests - index) * p_values[name]))
@@ -117,7 +117,7 @@ def _draw_inputs(seeds: Seeds, inputs: Tensors, generator: np.random.Generator) 
 
 
 def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
-    """Why two samples of an output cannot be compared; '' where they can."""
+    """The reason why two samples of an output cannot be compared; '' if they can."""
     arrays = [array for array in (*expected, *actual) if array is not None]
     if len(arrays) < len(expected) + len(actual):
         return "there is no such output"
@@ -134,7 +134,7 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
 
 
 def _kernel(samples: Array, generator: np.random.Generator) -> Array:
-    """exp(-d^2 / 2 w^2) of all pairs of draws (n, n), w^2 the median d^2; of integers, d^2 counts unequal elements."""
+    """exp(-d^2 / 2 w^2) of all pairs of draws (n, n), w^2 the median d^2; for integers, d^2 counts unequal elements."""
     if samples.shape[1] > MOST_ELEMENTS:
         samples = samples[:, np.sort(generator.choice(samples.shape[1], MOST_ELEMENTS, replace=False))]
     if is_exact(samples):
@@ -200,7 +200,7 @@ def _does_not_run(case: str, error: EnginesmithError) -> Check:
 
 @dataclass
 class _Structured:
-    """The predicates of one output, each checked on the case that breaks it most."""
+    """The predicates of one output. The check of each predicate is that of the case that breaks it most."""
 
     output: str
     structure: Structure

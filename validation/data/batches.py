@@ -1,4 +1,4 @@
-"""Inputs of a given batch size from groups of golden samples, in which each sample comes once before any comes again.
+"""Inputs of a batch size from groups of golden samples; each sample is used once before any is repeated.
 
 A batch tiled from one group would hold each sample several times, and an engine that swaps the outputs of two equal
 samples would pass.
@@ -21,11 +21,11 @@ def leading_dim(specs: Sequence[TensorSpec]) -> str | None:
 def enough_samples(
     groups: Sequence[Tensors], start: int, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
 ) -> Tensors:
-    """The inputs of group `start`, and of those after it until there are as many samples as `sizes` has for the batch.
+    """The inputs of group `start` and of the groups after it, up to the batch size in `sizes`.
 
-    After the last group comes the first; all groups together may hold fewer samples. Only the one group where `sizes`
-    lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. If an
-    input of group `start` is empty, as a state of a first step can be, the next group without an empty one is used.
+    The first group follows the last. All groups together may have fewer samples. Only one group is used if `sizes`
+    lacks the batch dim, or if that dim is another axis too. Groups whose samples have another shape are left out. If an
+    input of group `start` is empty (a state of a first step can be), the next group without an empty input replaces it.
     """
     order = ((start + step) % len(groups) for step in range(len(groups)))
     start = next((index for index in order if all(array.size for array in groups[index].values())), start)

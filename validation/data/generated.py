@@ -1,6 +1,6 @@
-"""Samples from a Python generator: each a dict with one array per input, which is checked on arrival. An array has its
-input's rank (a whole batch, of any size that the model takes) or one rank less: one sample of a batch, to which the
-leading axis is added here.
+"""Samples from a Python generator: each a dict with one array per input, checked when it is yielded. An array has its
+input's rank (a whole batch, of any size that the model accepts), or one rank less: one sample, to which the leading
+axis is added here.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from validation.data.samples import sizes_of
 
 @dataclass(frozen=True)
 class GeneratedSamples:
-    """Samples of the generator function `make`, which is called for each pass and must give the same ones each time.
+    """Samples of the generator function `make`, which is called for each pass and must yield the same samples again.
 
     digest: of the function's code, without data that the code reads.
     """
@@ -29,7 +29,7 @@ class GeneratedSamples:
     dims: tuple[Dim, ...]
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
-        """See `SampleSource.runs`; each sample is a run and counts as one sample. Raises DataError also without any."""
+        """See `SampleSource.runs`. Each sample is a run and counts as one sample. Raises DataError without samples."""
         index = -1
         for index, sample in enumerate(sample_items(self.make, self.name)):
             if stop is not None and index >= stop:

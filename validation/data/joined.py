@@ -1,4 +1,4 @@
-"""Several sets of samples as one, their overlap, and sequences."""
+"""Steps of several samples, the overlap of golden and calibration samples, and sequences."""
 
 import hashlib
 from collections import deque
@@ -15,17 +15,17 @@ from enginesmith.core.types import Dim, Tensors, TensorSpec
 from enginesmith.streams import Streams
 from validation.data.samples import Samples, SampleSource
 
-# Steps of several samples, as a decoder reads its prompt: samples that follow each other, joined along one dim.
+# A step may have several consecutive samples, joined along one dim, such as the prompt of a decoder.
 
 Run = tuple[int, dict[str, Array]]
-# Beside the inputs of a sequence's samples: whether a step begins at each, bool [samples].
+# The name of an array beside a sequence's inputs: whether a step begins at each sample, bool [samples].
 BEGINS = "step begins"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The division of samples into steps. begins: whether a step begins at each sample, bool [samples].  dim: the dim
-    along which the samples of a step are joined.  inputs: those of a step that the caller passes."""
+    """Which samples form each step. begins: whether a step begins at the sample, bool [samples].  dim: the dim along
+    which the samples of a step are joined.  inputs: the inputs of a step, without states."""
 
     begins: Array
     dim: str
@@ -33,13 +33,13 @@ class Steps:
 
     @property
     def firsts(self) -> Array:
-        """The place of the first sample of each step."""
+        """The index of the first sample of each step."""
         return np.flatnonzero(self.begins)
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """A source that reads its samples from another source, and has the name and the digest of that one."""
+    """A source that reads from another source, whose name and digest it has."""
 
     samples: SampleSource
 
@@ -56,7 +56,7 @@ class _Reading:
 
 @dataclass(frozen=True)
 class JoinedSteps(_Reading):
-    """A source whose runs are steps of one or more samples of another; they are counted in steps."""
+    """A source whose runs are steps, each joined from one or more samples of another source; runs count as steps."""
 
     steps: Steps
 
@@ -74,7 +74,7 @@ class JoinedSteps(_Reading):
 
 
 def single_samples(source: SampleSource, start: int = 0, stop: int | None = None) -> Iterator[Run]:
-    """The runs of a source. Raises DataError for one of several samples, as they are not one step."""
+    """The runs of a source. Raises DataError for a run of several samples, because it is not one step."""
     previous_end = start
     for end, inputs in source.runs(start, stop):
         if end != previous_end + 1:
@@ -87,8 +87,8 @@ def single_samples(source: SampleSource, start: int = 0, stop: int | None = None
 
 
 def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """One step's inputs: those with the dim joined along it, the others as all samples have them. Raises DataError
-    where these differ."""
+    """One step's inputs: an input with `dim` is joined along it, any other input must be equal in all samples. Raises
+    DataError if it is not."""
     first_sample, *other_samples = samples
     arrays = dict(first_sample)
     for spec in inputs if other_samples else ():
@@ -104,14 +104,14 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
 
 
 class GrownInputs:
-    """Inputs, of one sequence, that also cover the contents of states, such as an attention mask over `past + tokens`:
-    each step's part is appended to those of the earlier steps. specs: the inputs without states."""
+    """The inputs of one sequence that cover earlier steps too, such as an attention mask over `past + tokens`: each
+    step's part is appended to the earlier parts. specs: the inputs without states."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._axes, self._held = list(grown_axes(specs)), dict[str, Array]()
 
     def take(self, step: Tensors) -> dict[str, Array]:
-        """The whole inputs of the next step."""
+        """The inputs of the next step, with the grown inputs in full."""
         step_arrays = dict(step)
         for name, axis in self._axes:
             history = [self._held[name]] if name in self._held else []
@@ -122,11 +122,10 @@ class GrownInputs:
 def read_steps(
     samples: Samples, steps: tuple[str, str] | None, order: Array | None, dims: Sequence[Dim]
 ) -> Steps | None:
-    """Which samples are one step: those behind each other, of one sequence, for which an array has the same number.
+    """The division into steps: consecutive samples of one sequence with the same number in an array are one step.
 
-    steps: the dim, and the array's name; None where each sample is a step.  order: as in `SequenceSamples`.
-    Raises DataError without that array, or for one that has not one number for each sample, and for a step that is
-    larger than the dim allows.
+    steps: the dim, and the array's name; None if each sample is a step.  order: as in `SequenceSamples`. Raises
+    DataError without that array, for an array without one number per sample, and for a step of a size outside the dim.
     """
     if steps is None:
         return None
@@ -151,13 +150,13 @@ def read_steps(
     return sequence_steps
 
 
-# Whether golden samples are calibration samples too: errors on samples that scales were chosen with are too small.
+# Overlap of golden and calibration samples: errors on samples that determined the scales are too small.
 
-# The greatest share of golden samples that may be calibration samples too. A few are where data repeats itself; beyond
-# a half, the measured errors are mostly those on samples that the scales were chosen with.
+# The greatest share of golden samples that may be calibration samples too. Data that repeats itself has a few; beyond
+# a half, most measured errors are on samples that determined the scales.
 LARGEST = 0.5
 
-# Of a model with state: steps that make one sample.
+# The number of consecutive steps that count as one sample of a model with state.
 WINDOW = 8
 
 _DIGEST_BYTES = 16
@@ -165,13 +164,13 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class DigestCollector(_Reading):
-    """A source of samples that collects the digest of every run that passes, and of each of its rows."""
+    """A source that collects the digest of every run that is read from it, and of each row of the run."""
 
     _seen: set[bytes] = field(default_factory=set, init=False, repr=False)
 
     @property
     def seen(self) -> bytes:
-        """The digests of the samples that passed, each once, sorted and joined."""
+        """The digests of the samples read so far, without duplicates, sorted and joined."""
         return b"".join(sorted(self._seen))
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
@@ -183,13 +182,13 @@ class DigestCollector(_Reading):
 
 
 def golden_digests(groups: Iterable[Tensors], complete: bool) -> bytes:
-    """The digests of the golden samples, in order and joined. complete: a group is one sample; else its rows are."""
+    """The digests of the golden samples, in order and joined. complete: a group is one sample; else each row is one."""
     return b"".join(_digests(groups, complete))
 
 
 def window_digests(sequences: Iterable[Iterable[Tensors]]) -> bytes:
-    """The digests of the steps of sequences, in order and joined, each with up to `WINDOW` - 1 steps before it: a step
-    alone, such as one token, is in many sequences."""
+    """The digests of the steps of sequences, in order and joined. Each digest also covers up to `WINDOW` - 1 earlier
+    steps, because a single step, such as one token, is in many sequences."""
     digests = list[bytes]()
     for sequence in sequences:
         window = deque[bytes](maxlen=WINDOW)
@@ -205,7 +204,7 @@ def merge_digests(parts: Iterable[bytes]) -> bytes:
 
 
 def overlap_check(golden: bytes, calibration: bytes) -> Check:
-    """The check of the share of golden samples that are calibration samples too. Both are given as joined digests."""
+    """The check of the share of golden samples that are calibration samples too. Arguments: joined digests."""
     calibration_digests, samples = set(_split(calibration)), _split(golden)
     count = sum(sample in calibration_digests for sample in samples)
     share = count / max(len(samples), 1)
@@ -238,20 +237,20 @@ def _digest(inputs: Tensors) -> bytes:
     return hasher.digest()[:_DIGEST_BYTES]
 
 
-# Samples of a model with state: steps, in order, each completed with what the model gave in the step before.
+# Samples of a model with state: steps, in order, each with the states that the model returned in the step before.
 #
-# So every run of the model that follows (calibration, golden cases) is an ordinary one, of inputs that it meets in use.
+# Every later run of the model (calibration, golden cases) is then an ordinary run, on inputs as in production.
 
-# Of a group of steps, where the batch's opt is 1.
+# The most rows of a group of steps if the batch's opt is 1.
 MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
 class SequenceSamples(_Reading):
-    """Samples as steps with complete inputs. streams: over the model that gives the states; one pass at a time.
+    """Samples as steps with complete inputs; runs count as steps. streams: runs the model, for one pass at a time.
 
-    order: for each sample which sequence it is of; None where all are of one.  steps: which samples are one step; None
-    where each is. Runs are counted in steps.
+    order: the number of each sample's sequence; None for a single sequence.  steps: the division into steps; None if
+    each sample is a step.
     """
 
     streams: Streams
@@ -260,12 +259,12 @@ class SequenceSamples(_Reading):
 
     @property
     def digests(self) -> bytes:
-        """The digests of all samples, each once, sorted and joined."""
+        """The digests of all samples, without duplicates, sorted and joined."""
         sequences = ((inputs for _, inputs in steps) for steps in split(self.samples, self.order))
         return merge_digests([window_digests(sequences)])
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[Run]:
-        """See `SampleSource`: steps from the first one on are run, those from `start` on are given."""
+        """See `SampleSource`. The model runs all steps, for the states; only steps from `start` on are yielded."""
         samples, order = self.samples, self.order
         if self.steps:
             samples = JoinedSteps(samples, self.steps)
@@ -296,7 +295,7 @@ def read_order(samples: Samples, name: str | None) -> Array | None:
 
 
 def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> Iterator[Iterator[Run]]:
-    """The steps of each sequence, without states. Read all of a sequence before the next one.
+    """The steps of each sequence, without states. The caller must read a sequence to its end before the next.
 
     order: as in `SequenceSamples`.  stop: number of steps to read; None: all. Raises DataError for a run of several
     samples: it is not one step."""
@@ -316,7 +315,7 @@ def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> 
 
 
 def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
-    """The steps of one sequence, each with the states that those before it left. The last is not run."""
+    """The steps of one sequence, each with the states after the steps before it. The model does not run the last."""
     streams.reset()
     step_arrays, grown_inputs = dict[str, Array](), GrownInputs(streams.inputs)
     for end, inputs in steps:
@@ -330,11 +329,10 @@ def stack(
     runs: Iterable[Tensors], specs: Sequence[TensorSpec], dims: Sequence[Dim]
 ) -> tuple[list[dict[str, Array]], list[list[int]]]:
     """Groups of complete steps of equal shapes, each step a row, and the indices of each group's steps among the runs.
-    The states of a step are among its inputs, so that steps of any sequences can run in one batch.
-
-    A group has the batch's opt size, or if that is 1 as many rows as the batch allows, up to MOST_ROWS. If an input has
-    no batch, or the least batch is not 1, each step is a group. Groups of several shapes, as with a growing cache, are
-    ordered so that each prefix is spread over all groups (van der Corput, 1935): honest rounding is measured on those.
+    The states of a step are among its inputs; therefore steps of any sequences can run in one batch. A group has the
+    batch's opt size, or if opt is 1 the batch's max, up to MOST_ROWS rows. If an input has no batch, or the least batch
+    is not 1, each step is a group. Groups of several shapes, as with a growing cache, are reordered: the first n groups
+    are spread over all (van der Corput, 1935), because honest rounding is measured on the first groups.
     """
     batch, steps = _batch_axes(specs, dims), list(runs)
     places_by_shape = dict[tuple[tuple[int, ...], ...], list[int]]()
@@ -348,7 +346,7 @@ def stack(
 
 
 def number_steps(count: int, order: Array | None) -> Array:
-    """The place [count] of each step in its sequence. order: as in `SequenceSamples`."""
+    """The index of each step in its sequence, int [count]. order: as in `SequenceSamples`."""
     if order is None:
         return np.arange(count)
     starts = np.flatnonzero(np.append(True, order[1:] != order[:-1]))
@@ -356,7 +354,7 @@ def number_steps(count: int, order: Array | None) -> Array:
 
 
 def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, dict[str, int]] | None:
-    """(rows of a group, the batch's axis in each input), where every input has one and the least batch is 1."""
+    """(rows of a group, the batch's axis in each input); None if an input has no batch or the least batch is not 1."""
     names = {dim.name: dim for dim in dims if dim.min == 1}
     lead_dim = next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] in names), None)
     if lead_dim is None or not all(spec.shape.count(lead_dim) == 1 for spec in specs):
@@ -368,7 +366,7 @@ def _batch_axes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> tuple[int, 
 
 
 def _parts(places: list[int], step: Tensors, batch: tuple[int, dict[str, int]] | None) -> Iterator[list[int]]:
-    """The places of alike steps, in groups. step: one of them, which may have several rows itself."""
+    """The indices of steps of equal shapes, in groups. step: one of these steps, which may have several rows."""
     size = 1
     if batch:
         name, axis = next(iter(batch[1].items()))

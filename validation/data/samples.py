@@ -1,7 +1,7 @@
 """Real inputs for a model, streamed from files: calibration data and golden data.
 
-An array with the rank of its input holds samples along axis 0, which runs take in groups. An array of one rank more
-holds one complete input per entry of axis 0. All arrays of a file must have the same one of these two layouts.
+An array with the rank of its input holds samples along axis 0; a run takes a group of them. An array of one rank more
+holds one complete input per entry of axis 0. All arrays of a file must have the same layout of these two.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from enginesmith.core.text import suggest
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, list_sums, size_of
 from validation.data.stored import Stored, find_arrays
 
-# Of how many files of a folder the headers are read where samples are only looked at.
+# The most files of a folder whose headers are read when samples are only checked.
 MOST_HEADERS = 8
 
 
 class SampleSource(Protocol):
-    """A source of samples. name: as messages name it.  digest: of the data, or of the code that generates it."""
+    """A source of samples. name: for messages.  digest: of the data, or of the code that generates the data."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -34,7 +34,7 @@ class SampleSource(Protocol):
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
         """For each run: the index after its last sample, and its inputs by name. A run has as few samples as the model
-        takes. start, stop: range of samples, by default all. Raises DataError for a bad sample.
+        accepts. start, stop: range of samples, by default all. Raises DataError for a bad sample.
         """
 
 
@@ -57,9 +57,9 @@ class Samples:
     def open(
         cls, path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], extra: Sequence[str] = ()
     ) -> "Samples":
-        """The samples at a path; of the arrays only headers are read. extra: names of further arrays, such as labels.
+        """Open the samples at a path; only headers of arrays are read. extra: names of further arrays, such as labels.
 
-        Raises DataError, naming file, array, value and remedy, where they do not fit the model.
+        Raises DataError, which names file, array, value and remedy, if an array does not fit the model.
         """
         input_names = [spec.name for spec in inputs]
         names = [*input_names, *extra]
@@ -92,10 +92,10 @@ class Samples:
         extra: Sequence[str] = (),
         ignored: Collection[str] = (),
     ) -> Iterator[str]:
-        """Everything about the samples at a path for which `open` and `column` would raise, as far as headers show it.
-        Of a folder of samples the first few are read, so that it takes no longer for a large one.
+        """Messages on all mistakes for which `open` or `column` would raise, as far as headers show them.
 
-        extra: as in `open`, of whole numbers.  ignored: arrays that are right, and of which nothing else is known.
+        In a folder of samples only the first few files are read, for speed. extra: as in `open`.  ignored: names of
+        arrays that are not checked.
         """
         try:
             stored_arrays = find_arrays(path, [spec.name for spec in inputs], most_files=MOST_HEADERS)
@@ -140,22 +140,22 @@ class Samples:
         return str(self.path)
 
     def batches(self, size: int | None = None) -> Iterator[dict[str, Array]]:
-        """The inputs of one run after the other by name, with one group in memory at a time.
+        """The inputs of each run by name, with one group in memory at a time.
 
-        size: samples in a group where the leading dim is dynamic, limited to its min and max; default its opt.
+        size: samples in a group if the leading dim is dynamic, limited to the dim's min and max; default its opt.
         Raises DataError for groups that do not fit the dim, and while reading for NaN, infinities and damaged files.
         """
         return (inputs for _, inputs in self._stream(self._sizes(size), 0))
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
-        """As `SampleSource.runs`. Raises DataError when the range does not divide into the model's groups."""
+        """See `SampleSource.runs`. Raises DataError if the range does not divide into the model's groups."""
         stop_index = self.count if stop is None else min(stop, self.count)
         return self._stream(self._sizes(1, stop_index - start), start)
 
     def part(self, index: int, of: int) -> tuple[int, int]:
-        """The samples [start, stop) of part `index` of `of` parts of about equal size, which end where runs end.
+        """The range [start, stop) of samples of part `index` out of `of` parts of about equal size, in whole runs.
 
-        With more parts than runs, some are empty.
+        With more parts than runs, some parts are empty.
         """
         run_ends = [0, *itertools.accumulate(self._sizes(1))]
         start_run, end_run = ((len(run_ends) - 1) * number // of for number in (index, index + 1))
@@ -183,7 +183,7 @@ class Samples:
             yield start, {name: block[0, ...] for name, block in group.items()} if self.complete else group
 
     def _wrong_arrays(self) -> Iterator[str]:
-        """Dtypes and sizes that do not fit the inputs. Raises DataError for a dim that is not declared."""
+        """Messages on dtypes and sizes that do not fit the inputs. Raises DataError for a dim that is not declared."""
         dim_lengths: dict[str, int] = {}
         for spec in self.inputs:
             array = self.arrays[spec.name]
@@ -203,7 +203,7 @@ class Samples:
         yield from self._wrong_sums(dim_lengths)
 
     def _wrong_sums(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Axes that are not as long as the sum that they have in the spec, where its terms are known."""
+        """Messages on axes whose length differs from their sum in the spec, if the sum's terms are known."""
         for spec, axis, total in list_sums(self.inputs):
             length = self.arrays[spec.name].shape[axis + 1 if self.complete else axis]
             has_sizes = all(term.isdecimal() or term in sizes for term in total.split(PLUS))
@@ -234,7 +234,7 @@ class Samples:
         return [size] * full_count + ([remainder] if remainder else [])
 
     def _check_rest(self, count: int, low: int, size: int, multiple: int) -> None:
-        """Raise DataError where so many samples in groups of `size` leave a group that is too small, or no multiple."""
+        """Raise DataError if the last group of `count` samples in groups of `size` is too small or no multiple."""
         remainder = count % size
         if remainder and (remainder < low or remainder % multiple):
             needs_text = f"{low} or more" + (f" in steps of {multiple}" if multiple > 1 else "")
@@ -245,7 +245,7 @@ class Samples:
             )
 
     def _group(self, group_size: int | None) -> tuple[int, int, int]:
-        """The least and the usual length of a group, and what every length is a multiple of."""
+        """The least and the usual length of a group, and the number of which every length is a multiple."""
         first_dims = {spec.shape[0] for spec in self.inputs}
         if len(first_dims) > 1:
             raise DataError(
@@ -264,10 +264,10 @@ class Samples:
 
 
 def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, Array]:
-    """The tensors of `specs`, sliced or tiled to `sizes` of the named dims: element i is element i modulo the length.
+    """The tensors of `specs`, sliced or tiled to `sizes` of the named dims: new element i is old element i % length.
 
-    Dims that `sizes` lacks keep their length. Indices and lengths along a dim that gets shorter stay within it
-    (`_hold_places`). Raises DataError where an axis to be filled is empty.
+    Dims that `sizes` lacks keep their length. Indices into a shortened dim, and its lengths, are kept within it
+    (`_hold_places`). Raises DataError if an axis to fill is empty.
     """
     new_tensors, cuts = {}, dict[str, tuple[int, int]]()
     all_sizes = {**sizes_of(tensors, specs), **sizes} if any(list_sums(specs)) else sizes
@@ -292,12 +292,12 @@ def resize(tensors: Tensors, specs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 
 def _hold_places(tensor: Array, whole: Array, cuts: Sequence[tuple[tuple[int, int], bool]]) -> Array:
-    """Keep indices and lengths of int32 or int64 within a dim that was cut; any other tensor stays as it is.
+    """Keep int32 or int64 indices and lengths within a shortened dim; any other tensor is returned unchanged.
 
-    Indices, such as the ends of a graph's edges: a table with all values below the old length of an axis 0 and some not
-    below the new one; they are taken modulo the new length. Lengths: a vector whose largest value is the old length;
-    they are limited to the new one. cuts: (old, new length) of dims that the tensor lacks, and whether one is an axis
-    0.  whole: the tensor before it was cut itself."""
+    Indices (such as the ends of a graph's edges) are a table with all values below the old length of an axis 0 and some
+    at or above the new length; they are taken modulo the new length. Lengths are a vector whose largest value is the
+    old length; they are limited to the new length. cuts: (old, new length) of dims that the tensor lacks, and whether
+    the dim is an axis 0.  whole: the tensor before resizing."""
     if not cuts or tensor.dtype.name not in ("int32", "int64") or tensor.min(initial=0) < 0:
         return tensor
     largest = int(whole.max(initial=0))
@@ -334,7 +334,7 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
 
 
 def _raise_first(wrong: Iterator[str]) -> None:
-    """Raise DataError with the first of these, if there is one."""
+    """Raise DataError with the first message, if there is one."""
     if (mistake := next(wrong, None)) is not None:
         raise DataError(mistake)
 
@@ -342,7 +342,7 @@ def _raise_first(wrong: Iterator[str]) -> None:
 def find_wrong_names(
     array_names: Collection[str], inputs: Sequence[str], path: Path, extra_names: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Messages on missing arrays, and on arrays that are not needed. array_names: of the arrays at `path`.
+    """Messages on missing arrays, and on arrays that are not needed. array_names: names of the arrays at `path`.
     extra_names: names of arrays that are needed besides the inputs."""
     extra_text = f", and beside them {', '.join(extra_names)}" if extra_names else ""
     names_text = f"it holds {', '.join(array_names) or 'none'}; the model wants {', '.join(inputs)}{extra_text}"
@@ -371,7 +371,7 @@ def _wrong_labels(array: Stored) -> str:
 
 
 def _wrong_layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> Iterator[str]:
-    """Arrays of another rank than samples of their input have, and arrays that differ in how they hold samples."""
+    """Messages on arrays whose rank does not fit samples of their input, and on arrays of different layouts."""
     layouts = set()
     for array, spec in zip(arrays, inputs, strict=True):
         rank_excess = len(array.shape) - len(spec.shape)
@@ -389,7 +389,7 @@ def _wrong_layout(arrays: Sequence[Stored], inputs: Sequence[TensorSpec]) -> Ite
 
 
 def _wrong_counts(arrays: Mapping[str, Stored]) -> Iterator[str]:
-    """Arrays without samples, and with another number of them than the first one."""
+    """Messages on arrays without samples, and on arrays with another number of samples than the first array."""
     counts = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
     first_name = next(iter(counts))
     for name, count in counts.items():

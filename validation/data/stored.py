@@ -1,8 +1,8 @@
 """Arrays stored in .npz, .npy and safetensors files, or in a folder of .npy files.
 
-A folder holds `INPUT.npy` for each input, or a folder `INPUT/` for each, or, for a single input, just .npy files. A
-file of the first kind is a whole array; the others are one entry of axis 0 each, in the order of their names. Arrays
-are streamed: memory depends on the rows that are asked for, not on the size or number of files.
+A folder holds `INPUT.npy` for each input, or a folder `INPUT/` for each, or, for a single input, only .npy files. A
+file `INPUT.npy` is a whole array; any other file is one entry of axis 0, in the order of the file names. Arrays are
+streamed: memory depends on the rows that are read, not on the size or number of files.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +22,14 @@ SAFETENSORS_DTYPES = {
     "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
 LARGEST_HEADER = 100_000_000  # safetensors' own limit
-# How files of saved requests and of images end, and what makes samples of them.
+# Suffixes of files of saved requests and of images, and the command that makes samples from such files.
 REQUESTS = frozenset({".jsonl", ".ndjson", ".traffic", ".json", ".parquet", ".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 FROM_REQUESTS = "`enginesmith init MODEL --from-requests {}` makes calibration.npz and golden.npz of it"
 
 
 @dataclass(frozen=True)
 class FileSeries:
-    """An array of which each file holds one entry of axis 0; read as `StoredArray` is."""
+    """An array stored in several files, one entry of axis 0 in each; read in the same way as `StoredArray`."""
 
     path: Path
     files: tuple[StoredArray, ...]
@@ -48,7 +48,7 @@ class FileSeries:
         return (len(self.files), *self.files[0].shape)
 
     def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
-        """Consecutive pieces along axis 0, with the lengths `rows`, after the first `skip` entries.
+        """Consecutive blocks along axis 0, of the lengths `rows`, after the first `skip` entries.
 
         A file is opened only when its entry is read.
         """
@@ -66,12 +66,11 @@ Stored = StoredArray | FileSeries
 
 def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None) -> dict[str, Stored]:
     """The arrays at a path by name; the single array of an .npy file or of a folder is named ''.
-    most_files: of how many of a folder's samples the headers are read; the others are taken to be like the first.
-
-    Raises DataError without any, and for anything but plain arrays.
+    most_files: the most headers to read in a folder of samples; other files are assumed to be like the first. Raises
+    DataError without arrays, and for anything but plain arrays.
     """
     if path.is_dir():
-        # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
+        # An input may be called 'encoder/x:0', whose file is in a subfolder; no name may lead out of the folder.
         if strays := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
             raise DataError(
                 f"{path}: input {strays[0]!r} cannot be the path of a file in a folder; store the inputs in one .npz"
@@ -95,7 +94,7 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
 
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
-    """The files that a folder should have, and the remedy for those that it has instead."""
+    """A message: the files that a folder should have, and the remedy for the files that it has instead."""
     files_text = join_first([f"{name}.npy" for name in inputs])
     remedy = f"{path} must hold {files_text}, or a folder of .npy files for each of "
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"

@@ -1,4 +1,4 @@
-"""Fuzz cases: the shapes and values to try an engine with, and the inputs that follow from a case and a seed.
+"""Fuzz cases: the shapes and values to try an engine with, and the inputs that a case and a seed determine.
 
 Sizes are boundary values first (each edge of a bucket and its neighbours: Myers, "The Art of Software Testing", 1979,
 chapter 4), then random ones between them.
@@ -31,8 +31,8 @@ Values = Literal[
     "infinite", "blank", "mixed", "stretched", "positive", "flat",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
-# Real values with other magnitudes, signs or positions: 'positive' is the magnitude of each value, 'negative' is minus
-# that; one sample of 'blank' is zeros, of 'flat' the greatest value throughout: it has no variance either.
+# Real values with other magnitudes, signs or positions. 'positive' is |x|, 'negative' is -|x|. 'blank' fills one sample
+# with zeros, 'flat' with the greatest value: neither sample has variance.
 MOVED: tuple[Values, ...] = (
     "times_2", "times_8", "times_64", "negated", "negative", "positive", "permuted", "small", "blank", "flat",
     "stretched",
@@ -40,7 +40,8 @@ MOVED: tuple[Values, ...] = (
 # Real samples. 'repeated' has the same sample in every row; it finds engines that cache answers by the first row.
 # 'lengths' has other numbers of tokens in masks.
 REAL: tuple[Values, ...] = ("realistic", "repeated", "mixed", "lengths")
-# New samples: between two real ones, or on the line through two of them, at most SHARES_BEYOND behind each end.
+# New samples on the line through two real ones: 'mixed' between the two, 'stretched' up to SHARES_BEYOND times their
+# distance beyond either.
 MIXED: tuple[Values, ...] = ("mixed", "stretched")
 SHARES_BEYOND = 3.0
 NOT_FINITE: tuple[Values, ...] = ("nan", "infinite")
@@ -48,16 +49,16 @@ NOT_FINITE: tuple[Values, ...] = ("nan", "infinite")
 IN_ONE_SAMPLE: Mapping[Values, Callable[[Array], float]] = {
     "nan": lambda _: np.nan, "infinite": lambda _: np.inf, "blank": lambda _: 0.0, "flat": np.max,
 }  # fmt: skip
-# The rows that every second batch of mixtures repeats from the batch before: an engine that caches answers by
-# a part of the inputs returns an outdated one.
+# Every second batch of mixtures repeats these rows of the batch before: an engine that caches answers by a part of
+# the inputs then returns an outdated answer.
 SAME_ROWS = [0, 1, -1]
-# The shares of a mixture's integers from the first sample, from the second one, and drawn from the range of both.
+# The shares of a mixture's integers that are from the first sample, from the second, or random in the range of both.
 SHARES = (0.375, 0.375, 0.25)
 FACTORS: Mapping[Values, float] = {
     "times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0, "small": 2.0**-10,
 }  # fmt: skip
 
-# The least rows of masks to try with other lengths; these are in two batches or more.
+# Other lengths are tried in at least this many rows of masks, in at least two batches.
 LEAST_LENGTHS = 8
 # All dims together have 2^dims corners; at most this many are tried.
 MOST_CORNERS = 16
@@ -79,23 +80,22 @@ class FuzzCase:
 
 
 def draw(dims: Sequence[Dim], seed: int, count: int) -> list[FuzzCase]:
-    """Cases at every boundary with real values, at opt with all kinds of values, `count` random ones, and outside ones.
-
-    The same arguments give the same cases.
+    """All cases to try: each boundary size with real values, the opt size with each kind of values, `count` random
+    cases, and sizes outside the profiles. The same arguments give the same cases.
     """
     generator = np.random.default_rng(seed)
     inner_cases = [FuzzCase(tuple(sizes.items())) for sizes in boundaries(dims)]
     inner_cases += [FuzzCase(_opt(dims), kind) for kind in VALUES]
     for index in range(count):
         sizes = tuple((dim.name, dim.sizes[int(generator.integers(len(dim.sizes)))]) for dim in dims)
-        kind = VALUES[index % (len(VALUES) - 2)]  # without the last two, so that a seed draws what it drew before them
+        kind = VALUES[index % (len(VALUES) - 2)]  # not the last two kinds, which are newer: a seed keeps its draws
         inner_cases.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
     outer_cases = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
     return list(dict.fromkeys([*inner_cases, *outer_cases]))
 
 
 def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
-    """Sizes: the corners of all dims; then one dim at or beside a bucket's end or its opt, with the others at opt."""
+    """Boundary sizes: all dims at corners, then one dim at or beside a bucket's end or opt and the others at opt."""
     yield from islice(sizes_product(dims, {dim.name: sorted({dim.min, dim.max}) for dim in dims}), MOST_CORNERS)
     opt_sizes = dict(_opt(dims))
     for dim in dims:
@@ -106,7 +106,7 @@ def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 
 
 def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
-    """Sizes: one dim a step beyond one of its ends, or between two multiples, with the others at opt."""
+    """Sizes outside the profiles: one dim a step beyond an end, or between two multiples, and the others at opt."""
     opt_sizes = dict(_opt(dims))
     for dim in dims:
         yield opt_sizes | {dim.name: dim.max + dim.multiple}
@@ -117,7 +117,7 @@ def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 
 
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
-    """The case of a report's text, such as 'batch=5 values=ones'. Raises InputError for text that fits no case."""
+    """The case that a report names as text, such as 'batch=5 values=ones'. Raises InputError if the text is no case."""
     case_fields = dict(_ONLY.findall(text))
     remainder = _ONLY.sub("", text).replace(",", " ").strip()
     values, draw_text = case_fields.pop("values", "realistic"), case_fields.pop("draw", "0")
@@ -151,7 +151,7 @@ def reach(precision: Precision) -> tuple[float, float]:
 def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
-    """The inputs of a case by name. golden: groups of real inputs, the source of values and of ranges of integers."""
+    """The inputs of a case by name. golden: groups of real inputs, from which values and integer ranges are taken."""
     if case.values in MIXED:
         return make_mixture(case, specs, golden, seed)[0]
     generator, inputs = draw_real(case, specs, golden, seed)
@@ -208,9 +208,9 @@ def draw_real(
 def _mix(
     generator: np.random.Generator, real: Tensors, others: Tensors, least_ndim: int, beyond: float
 ) -> dict[str, Array]:
-    """Samples between those of two groups. Floats are mixed by one random share per sample, which may lie `beyond` 0
-    and 1, but signs that all values share stay; integers are mixed element by element, and some are drawn from the
-    range of both. Masks stay unchanged, and so do inputs with fewer than `least_ndim` axes, which may be sizes."""
+    """Mixtures of the samples of two groups. Floats are mixed with one random share per sample, from -`beyond` to
+    1 + `beyond`; a sign that all values share is kept. Integers are mixed element by element, and some are drawn from
+    the range of both. Masks, and inputs with fewer than `least_ndim` axes (they may be sizes), stay unchanged."""
     mixtures, masks = dict(real), list_masks(real)
     for name, array in real.items():
         other = others[name]
@@ -218,7 +218,7 @@ def _mix(
             continue
         if array.dtype.kind == "f":
             share = generator.uniform(-beyond, 1 + beyond, (len(array), *[1] * (array.ndim - 1)))
-            with np.errstate(invalid="ignore"):  # NaN from infinities, as of a mask: the value stays unchanged
+            with np.errstate(invalid="ignore"):  # infinities, as in a mask, give NaN: the value stays unchanged
                 values = array + share * (other.astype(np.float64) - array)
                 values = np.maximum(values, 0) if min(array.min(), other.min()) >= 0 else values
                 values = np.minimum(values, 0) if max(array.max(), other.max()) <= 0 else values
@@ -231,7 +231,7 @@ def _mix(
 
 
 def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
-    """The input with moved values. Only floats of two axes or more are moved; a vector or a number may be a size."""
+    """The input with its values changed as `values` says. Only floats with two or more axes: others may be sizes."""
     if real.dtype.kind != "f" or real.ndim < 2:
         return real
     if values == "permuted":
@@ -244,7 +244,7 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
 
 
 def list_masks(inputs: Tensors) -> list[str]:
-    """Names of the inputs that hold only zeros and ones, which a factor of two would spoil. [] if all inputs are
+    """Names of the masks: inputs of only zeros and ones, which other values would make invalid. [] if all inputs are
     masks."""
     numbers = {name: array for name, array in inputs.items() if array.dtype.kind in "fiub"}
     masks = [name for name, array in numbers.items() if ((array == 0) | (array == 1)).all()]
@@ -253,8 +253,8 @@ def list_masks(inputs: Tensors) -> list[str]:
 
 @dataclass(frozen=True)
 class MaskRows:
-    """The rows of a mask in golden data. real: its value at a token.  is_left: whether padding comes before the tokens.
-    low, high: the fewest and the most tokens of a row.  spare: how many places stay padding, as it may mean tokens."""
+    """The rows of a mask in golden data. real: the value that marks a token.  is_left: whether padding precedes tokens.
+    low, high: the fewest and the most tokens of a row.  spare: positions kept as padding, as they may be tokens."""
 
     real: bool
     is_left: bool
@@ -264,7 +264,8 @@ class MaskRows:
 
     @classmethod
     def of(cls, arrays: Sequence[Array], real: bool, is_left: bool) -> "MaskRows | None":
-        """Those of masks (samples, ..., tokens); None if a row is padding alone, cut twice, or part of a triangle."""
+        """The rows of masks (samples, ..., tokens). None if a row is only padding or has gaps, or if a sample's rows
+        differ."""
         tokens = [(array == real)[..., ::-1] if is_left else array == real for array in arrays]
         counts = [array.sum(axis=-1).reshape(len(array), -1) for array in tokens]
         is_alike, numbers = all((count == count[:, :1]).all() for count in counts), np.concatenate(counts, axis=None)
@@ -272,15 +273,15 @@ class MaskRows:
         return cls(real, is_left, int(numbers.min()), int(numbers.max())) if is_cut and numbers.min() else None
 
     def cut(self, mask: Array, draw: int) -> Array:
-        """A mask with other lengths, one for all rows of a sample: the `draw`th ones of `draw_lengths`."""
+        """The mask with other lengths, one per sample, from draw number `draw` of `draw_lengths`."""
         places, numbers = np.arange(mask.shape[-1]), np.resize(draw_lengths(mask.shape, draw, self.spare), len(mask))
         is_token = (places[::-1] if self.is_left else places) < numbers.reshape(-1, *[1] * (mask.ndim - 1))
         return np.broadcast_to(is_token == self.real, mask.shape).astype(mask.dtype)
 
 
 def draw_lengths(shape: Sequence[int], draw: int, spare: int = 0) -> list[int]:
-    """Numbers of tokens to try in masks (samples, ..., tokens), from few to all over the rows of all draws, so that the
-    energy of few tokens hides no error of many: one a sample; one in draws from LEAST_LENGTHS on."""
+    """Numbers of tokens to try in masks (samples, ..., tokens): one per sample; one for all from draw LEAST_LENGTHS on.
+    They rise from one token to all over the rows of all draws, so that no length's energy hides another's error."""
     rows, width = (1 if draw >= LEAST_LENGTHS else shape[0]), max(shape[-1] - spare, 1)
     lengths = sorted(min(max(n, 1), width) for n in (1, 2, 3, width // 4, width // 2, 3 * width // 4, width - 1, width))
     places = max(LEAST_LENGTHS, 2 * rows)
@@ -288,8 +289,8 @@ def draw_lengths(shape: Sequence[int], draw: int, spare: int = 0) -> list[int]:
 
 
 def find_masks(golden: Sequence[Tensors]) -> dict[str, MaskRows]:
-    """Masks of tokens, then padding, or the reverse, by name: none of zeros alone; if the meaning of 0 and 1 is unsure,
-    only those with "mask" in the name."""
+    """Padding masks by name: rows of tokens, then padding, or the reverse. A mask of only zeros is left out. If the
+    meaning of 0 and 1 is unclear, the name must contain "mask"."""
     masks: dict[str, MaskRows] = {}
     for name in list_masks(golden[0]):
         arrays, real = [tensors[name] for tensors in golden], "padding" not in name.lower()
@@ -332,7 +333,7 @@ def _fill(
     return real
 
 
-# The most groups that cases draw from; with another number, the same case draws another group.
+# Cases draw from at most this many groups; if the number changes, the same case draws another group.
 MOST_GROUPS = 32
 # Groups of up to this many bytes stay in memory after they are read.
 MOST_KEPT = 1 << 20

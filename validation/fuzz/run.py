@@ -1,10 +1,10 @@
 """Fuzzes one engine: compares its outputs with those of the graph it was built from, and shrinks failing cases.
 
-Elements that are not finite in the reference are not judged; nor are cases of extremes or denormals if float32 itself
-breaks the limits against float64. The answer to a sample of NaN or infinities is judged only if the graph tests for
-these (IsNaN, IsInf): elsewhere kernels may drop a NaN, as a maximum may, and only the other samples are judged. Real
-values that are larger, negated or permuted have looser limits, and are not judged if one rounding of the inputs moves
-the reference as far (it is ill-conditioned there).
+Elements that are not finite in the reference are not judged. Extreme and denormal cases are not judged if float32
+itself breaks the limits against float64. The answer to a sample of NaN or infinities is judged only if the graph tests
+for them (IsNaN, IsInf). In other graphs kernels may drop a NaN, as a maximum may, and only the other samples are
+judged. Real values that are larger, negated or permuted have looser limits. They are not judged if rounding the inputs
+once changes the reference as much (the graph is ill-conditioned there).
 
 Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Claessen's QuickCheck, 2000): it ends when
 no smaller case that was tried fails.
@@ -32,15 +32,15 @@ from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import samples_of
 
-# How many decibels looser the limits are for moved real values: ten times the amplitude of the error.
+# The limits of moved real values are looser by this many decibels: ten times the amplitude of the error.
 MOVED_DB = 20.0
-# A graph keeps samples apart if a changed sample moves the answers to the others by less.
+# The samples of a graph are independent if its answers keep this SQNR when another sample changes.
 APART_DB = 100.0
-# The most runs to shrink a failure; the number of failures to shrink (others most likely have the same cause); and the
-# seconds after which no further run begins: measuring honest rounding on a mixture takes minutes in a large model.
+# Shrinking: the most runs per failure; the most failures (others most likely have the same cause); and the seconds
+# after which no run begins, because measuring honest rounding on a mixture takes minutes for a large model.
 MOST_TRIES, MOST_SHRUNK, MOST_SHRINKING_S = 100, 3, 100.0
 
-# The number of elements of an answer to NaN or infinities that are finite on one side only: measured, not judged.
+# Metric: the number of elements that are finite on one side only, if inputs have NaN or infinities. Not judged.
 FINITE = "finite"
 
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
@@ -101,9 +101,9 @@ class FuzzOutcome:
 class FuzzSides:
     """The graph (reference) and the engine (candidate), with their limits. exact: the model in float64, if available.
 
-    limits: for real values.  documented: for other values.  usual: `golden_drifts` by output, for judging real values
-    as edge cases.  other_sizes: limits for sizes that the golden set lacks, if they differ.
-    reads_nan: whether the graph has IsNaN or IsInf.  case_limits: measures limits on a case's inputs; None: never.
+    limits: for real values.  documented: for other values.  usual: `golden_drifts` by output, to judge real values as
+    edge cases.  other_sizes: limits for sizes that the golden set lacks, if these limits differ.  reads_nan: whether
+    the graph has IsNaN or IsInf.  case_limits: measures limits on a case's inputs; None: no such limits.
     """
 
     reference: Session
@@ -125,8 +125,8 @@ def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
 
 
 def excuse_ties(checks: Sequence[Check], golden: GoldenSet, sides: FuzzSides) -> Iterator[Check]:
-    """The checks of a golden set. Checks of integers at edges pass if honest rounding changes as many there: at another
-    size a kernel sums in another order, and may decide a near tie differently than in the golden cases.
+    """The checks of a golden set; failed checks of integers in edge cases pass if honest rounding changes as many.
+    At another size a kernel sums in another order, and may decide a near tie differently than in the golden cases.
     """
     edges = {case.name: case.inputs for case in golden.of_kind("edge")}
     for check in checks:
@@ -138,7 +138,7 @@ def excuse_ties(checks: Sequence[Check], golden: GoldenSet, sides: FuzzSides) ->
 def run_both(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome | _Answers:
     """The answers of the reference and the candidate, or the outcome if one of them raises an error.
 
-    If the reference raises, the case is not judged; but outside of all profiles the candidate must raise, too.
+    If the reference raises, the case is not judged. Outside of all profiles the candidate must then raise, too.
     """
     with np.errstate(all="ignore"):
         try:
@@ -171,8 +171,8 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
         if failures and case.values in NOT_FINITE and _mixes_samples(case, inputs, sides):
             return FuzzOutcome(case, "not judged", "the graph itself mixes the samples of a batch", checks)
         if failures and sides.case_limits and case.values in (*REAL, *MOVED, *NOT_FINITE):
-            # A new sample may be near a tie, as a golden one may; in fp32 only honest rounding shows a tie. At another
-            # length rounding sums in another order, and attention scores grow with the square of the inputs.
+            # A new sample may be near a tie, as a golden one may; in fp32 only honest rounding shows a tie. Rounding
+            # also depends on the length (order of sums), and attention scores grow with the square of the inputs.
             own_limits = sides.case_limits(_replace_spoiled(case, inputs) if case.values in NOT_FINITE else inputs)
             own_checks = _checks(case, inputs, answers, sides, own_limits, is_own=True)
             passed_checks = {(check.output, check.name): check for check in own_checks if check.passed}
@@ -222,8 +222,8 @@ def _checks(
 def _check_real(
     case: FuzzCase, inputs: Tensors, output: str, pair: _Pair, sides: FuzzSides, limits: tuple[Budget, Drift | None]
 ) -> Iterator[Check]:
-    """The checks of real samples, as of an edge case. Beside NaN or infinities: FINITE, and the checks of the sound
-    samples, with the spoiled one replaced (`_list_replacements`)."""
+    """The checks of real samples, as for an edge case. If the case has NaN or infinities: FINITE, and the checks of the
+    other samples, with the spoiled sample replaced (`_list_replacements`)."""
     arrays = [*inputs.values()]
     if case.values in NOT_FINITE:
         count, order = np.count_nonzero(np.not_equal(*map(np.isfinite, pair))), _list_replacements(case, inputs)
@@ -236,16 +236,16 @@ def _check_real(
 
 
 def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
-    """Whether each sample is sound, bool (batch,): all but the one that the case filled with NaN or infinity. A sample
-    with a few infinities of its own, such as a mask, is sound."""
+    """Whether each sample is sound, bool (batch,): all but the sample that the case filled with NaN or infinity. A real
+    sample with a few infinities, such as a mask, is sound."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
     rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values](floats)
     return np.asarray(~(np.isnan(rows) if np.isnan(value) else rows == value).all(axis=1))
 
 
 def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
-    """Whether the reference's answers to sound samples depend on the spoiled one, as with a scale or a maximum over the
-    batch: kernels may differ in the effect of a NaN on such a maximum."""
+    """Whether the reference's answers to sound samples depend on the spoiled sample, as with a maximum over the batch:
+    kernels may differ in the effect of a NaN on such a maximum."""
     if (is_sound := _list_sound(case, inputs)).all():
         return False
     real_inputs, answers = _replace_spoiled(case, inputs), list[Tensors]()
@@ -265,14 +265,14 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
 
 
 def _replace_spoiled(case: FuzzCase, inputs: Tensors) -> Tensors:
-    """The inputs with a sound sample in place of the spoiled one: a graph may not take a smaller batch."""
+    """The inputs with the spoiled sample replaced by a sound one: a graph may not accept a smaller batch."""
     order = _list_replacements(case, inputs)
     return {name: array[order] if array.shape[:1] == order.shape else array for name, array in inputs.items()}
 
 
 def _list_replacements(case: FuzzCase, inputs: Tensors) -> Array:
-    """For each sample its own index, int (batch,); for the spoiled one that of the loudest sound sample, because a
-    smaller one would not change a maximum over the batch."""
+    """The index of each sample's replacement, int (batch,): itself for a sound sample, else the sound sample of the
+    greatest amplitude, because a smaller one would not change a maximum over the batch."""
     is_sound = _list_sound(case, inputs)
     floats = [x for x in inputs.values() if (x.dtype.kind, x.shape[:1]) == ("f", is_sound.shape)]
     amplitudes = sum(np.where(np.isfinite(x), np.abs(x), 0).reshape(len(x), -1).max(axis=1, initial=0) for x in floats)
@@ -282,9 +282,9 @@ def _list_replacements(case: FuzzCase, inputs: Tensors) -> Array:
 def _moved_budget(
     case: FuzzCase, limits: OutputLimits, output: str, sides: FuzzSides, kind: CaseKind, margin_db: float
 ) -> Budget | None:
-    """The limit of real values that were moved; None where the spec lifted it: the lesser of the documented one and
-    that of the golden cases, or what was measured on them, less `margin_db`, as wrong magnitudes give large errors. Of
-    a quantized graph, that of honest rounding if it is higher or the case's own; of stretched samples, always."""
+    """The SQNR limit of moved real values; None if the spec lifted it: the lower of the documented and the golden
+    limit, less `margin_db`, since wrong magnitudes give large errors. A quantized graph has the limit from honest
+    rounding if that is higher or measured on the case itself. Stretched samples always have that limit."""
     golden_db, documented_db = limits.budgets.of(output, "golden").sqnr_db, sides.documented.sqnr_db
     known_db = limits.budgets.of(output, kind if (output, kind) in limits.budgets.measured else "golden").sqnr_db
     if case.values == "stretched":
@@ -302,8 +302,8 @@ def _moved_db(precision: Precision) -> float:
 
 
 def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> bool:
-    """Whether one rounding of each float input moves the reference nearly as far as the failed check's error. Masks are
-    not rounded."""
+    """Whether rounding each float input once changes the reference nearly as much as the failed check's error. Masks
+    are not rounded."""
     if check.name != "sqnr_db" or check.value is None:
         return False
     unit = float(np.finfo(np.float32).eps) * 10 ** (ROUNDING_DB.get(sides.precision, ROUNDING_DB["bf16"]) / 20)
@@ -321,14 +321,14 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
 
 
 def _mask_unjudged(expected: Array, actual: Array, sides: FuzzSides) -> _Pair:
-    """Both sides, with 0 where the reference is not finite or both are below the smallest normal number."""
+    """Both sides, with 0 where the reference is not finite, or where both are below the smallest normal number."""
     min_value = reach(sides.precision)[1]
     is_judged = np.isfinite(expected) & ~((np.abs(expected) < min_value) & (np.abs(actual) < min_value))
     return np.where(is_judged, expected, 0), np.where(is_judged, actual, 0)
 
 
 def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> str:
-    """Why float32 is no reference for these inputs; '' if it is one, or if float64 cannot run."""
+    """The reason why float32 is no reference for these inputs; '' if it is one, or if float64 cannot run."""
     if sides.exact is None:
         return ""
     try:
@@ -360,8 +360,8 @@ def fuzz(
     seed: int,
     command: Sequence[str],
 ) -> FuzzReport:
-    """The report of trying every case, with the first failures shrunk. golden: groups of real inputs.  cases: to try.
-    command: the words that, followed by a case, try it again."""
+    """Try every case and shrink the first failures; returns the report. golden: groups of real inputs.
+    command: the words of a command that tries a case again; the case is appended."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
@@ -383,7 +383,7 @@ def fuzz(
 def shrink(
     failing: FuzzOutcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], FuzzOutcome]
 ) -> FuzzOutcome:
-    """The outcome of the smallest failing case that was found; a case outside of all profiles is not shrunk.
+    """The outcome of the smallest failing case found. A case outside of all profiles is not shrunk.
     failing: the outcome to begin with.  attempt: tries a case."""
     if failing.case.outside:
         return failing
@@ -401,7 +401,7 @@ def shrink(
 
 
 def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[FuzzCase]:
-    """Cases with one smaller dim, from its least size up (of many sizes, ever closer ones); then with real values."""
+    """Smaller cases: one dim reduced, least size first (of many sizes, ever closer ones); then real values."""
     sizes = dict(case.sizes)
     for dim in dims:
         least_size = max(dim.min, 2) if case.values in IN_ONE_SAMPLE and dim.name == leading_dim(specs) else dim.min

@@ -1,4 +1,4 @@
-"""Right answers of a golden set, given or by free running."""
+"""Expected answers by free running of sequences, and recorded answers."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from enginesmith.streams import Streams
 from validation.data.joined import BEGINS, GrownInputs, join
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet, case_names
 
-# A model with state as a session of whole sequences, which carries its own states from step to step.
+# A model with state as a session of whole sequences, which passes its own states from step to step.
 #
-# Golden cases show each step with the states of the reference; what errors grow to when they are handed on, only a run
-# of many steps shows. As one call takes a whole sequence, such runs are compared as all others are, and the limits of
-# honest rounding are measured in the same way: with states that the rounded graph has handed on.
+# Golden cases have single steps with the states of the reference. Only a run of many steps shows the growth of errors
+# in states. A call takes a whole sequence; therefore such runs are compared like all others, and the limits of honest
+# rounding are measured in the same way: with states that the rounded graph itself has passed on.
 
 # The axis of steps, before all others.
 STEP = "step"
@@ -30,9 +30,9 @@ STEP = "step"
 class Roller:
     """Runs a model through a sequence from its beginning.
 
-    ends: as in `Streams`.  steps: names of the inputs that each step gives; the others are the same in all of them.
+    ends: as in `Streams`.  steps: names of the inputs with one entry per step; other inputs are the same in all steps.
     dim: as in `GoldenSequences`.
-    states: the inputs and outputs that are carried.
+    states: the inputs and outputs that are passed from step to step.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -42,11 +42,11 @@ class Roller:
     dim: str = ""
 
     def roll(self, run: Callable[[Tensors], Tensors], inputs: Tensors) -> dict[str, Array]:
-        """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are; where steps have
-        several samples, an output that grows with them is cut into places. If there are other outputs, an output that
-        is a state has only its value after the last step, which covers all steps.
+        """The outputs of all steps, stacked along a new axis 0, as the steps of `inputs` are. If steps have several
+        samples, an output of the step's size is cut into single places. If the model has other outputs, a state has
+        only its value after the last step.
 
-        Raises DataError for inputs without a step, and what the model raises.
+        Raises DataError for inputs without a step, and the model's own errors.
         """
         constant_inputs = {name: array for name, array in inputs.items() if name not in self.steps}
         streams = Streams(run, self.inputs, self.states, self.ends)
@@ -64,7 +64,7 @@ class Roller:
         return {name: stack_steps(cut_places(arrays, sizes)) for name, arrays in step_outputs.items()}
 
     def _steps(self, inputs: Tensors) -> Iterator[dict[str, Array]]:
-        """The outputs of each step. Raises DataError if there are no steps."""
+        """The inputs of each step. Raises DataError if there are no steps."""
         names = [name for name in self.steps if name != BEGINS]
         count = min((len(inputs[name]) for name in names), default=0)
         if not count:
@@ -77,7 +77,7 @@ class Roller:
             )
 
     def _size(self, step: Tensors) -> int:
-        """The size of a step along `dim`; 0 without one."""
+        """The size of a step along `dim`; 0 if no input has that dim."""
         axes = ((spec.name, spec.shape.index(self.dim)) for spec in self.inputs if self.dim in spec.shape)
         name, axis = next(axes, ("", 0))
         return step[name].shape[axis] if name else 0
@@ -101,14 +101,14 @@ class FreeRunningSession(Session):
         return self.roller.roll(self._step, inputs)
 
     def _step(self, inputs: Tensors) -> Tensors:
-        """One step; a graph that emulates float16 gives such states in float32, and takes them in float16."""
+        """Run one step. A graph that emulates float16 returns states in float32, and takes them in float16."""
         half_inputs = {name: inputs[name].astype(np.float16, copy=False) for name in self._halves & inputs.keys()}
         return self._session.run({**inputs, **half_inputs})
 
 
 def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
-    """The steps' answers cut into single places, in order, along the first axis whose length is the step's size in all
-    of them; uncut if there is no such axis, or all steps have the same size. sizes: the size of each step."""
+    """The steps' answers cut into single places, in order, along the first axis whose length is the step's size in
+    every answer; uncut without such an axis, or if all steps have the same size. sizes: the size of each step."""
     arrays = [np.asarray(answer) for answer in answers]
     if len(arrays) != len(sizes) or len(set(sizes)) == 1:
         return arrays
@@ -137,15 +137,15 @@ def _stacked(spec: TensorSpec) -> TensorSpec:
     return replace(spec, shape=(STEP, *spec.shape))
 
 
-# What a reference answers to the cases of a golden set: kept, so that a later process need not run it again.
+# A reference's answers to the cases of a golden set, recorded to save a later process from running the reference.
 
-# Answers that take more are not kept: they would be read and written in as much time as they are computed in.
+# Answers of more bytes are not saved: reading and writing them takes as long as computing them.
 MOST_BYTES = 64 << 20
 
 
 class RecordedSession(Session):
-    """A session whose first answer to known inputs is the recorded one; it answers itself when it is asked again, so
-    that who asks twice compares the record with it.
+    """A session that returns the recorded answer for the first call with known inputs, and runs for every later call:
+    two calls with equal inputs then compare the record with the session.
 
     cases: the most answers to record.  golden: answers as `save` wrote them; None for none.
     """
@@ -173,13 +173,13 @@ class RecordedSession(Session):
         return answer
 
     def free_running(self, sequences: GoldenSequences) -> "RecordedSession":
-        """The session as one of whole sequences (`FreeRunningSession`), whose answers to these may be on record too."""
+        """A session of whole sequences (`FreeRunningSession`) with recorded answers, if there are any."""
         session = FreeRunningSession(self._session, sequences)
         return RecordedSession(session, len(sequences.golden.cases), self._known)
 
     def save(self, path: Path, roll_session: "RecordedSession | None" = None) -> Path | None:
-        """Write the session's own answers, by the digest of their inputs; None, and no file, where they take more than
-        MOST_BYTES. roll_session: the session of `free_running`, whose answers are written, too."""
+        """Write the session's own answers, by the digest of their inputs; None, and no file, if they have more than
+        MOST_BYTES. roll_session: the session of `free_running`, whose answers are written too."""
         if self._bytes + (roll_session._bytes if roll_session else 0) > MOST_BYTES:
             return None
         answers = {**self._fresh, **(roll_session._fresh if roll_session else {})}

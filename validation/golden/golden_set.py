@@ -31,17 +31,16 @@ from validation.data.samples import Samples, resize
 from validation.limits.noise_floor import Noise
 from validation.metrics.drift import is_exact, measure
 
-# The golden set: inputs and the outputs that the original model gives for them, frozen by digest.
+# The golden set: inputs and the original model's outputs for these inputs, frozen by digest.
 #
-# Golden cases are the given samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
-# combination, where compilers switch kernels and profiles; they are made of the same samples, repeated where too few.
-
-# Combinations grow exponentially with the dims, and the model is run once for each.
+# Golden cases are the golden samples in groups. Edge cases have the sizes at the ends of the dims' buckets, in every
+# combination, because compilers switch kernels and profiles there; they are made of the same samples, repeated if
+# needed. The number of combinations grows exponentially with the dims, and the model runs once for each.
 MAX_EDGE_CASES = 64
 _KINDS = "biuf"
 _NO_GOLDEN = (OSError, IntegrityError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _FORMAT = 1
-# Before the names of the tensors of sequences.
+# The prefix of the names of sequences' tensors.
 SEQUENCES = "sequences/"
 
 CaseKind = Literal["golden", "edge"]
@@ -49,8 +48,8 @@ CaseKind = Literal["golden", "edge"]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One run of the model: inputs, and the outputs expected for them, by name.  kind: 'golden' for real data, 'edge'
-    at an end of a dim."""
+    """One run of the model: inputs and expected outputs, by name.  kind: 'golden' for real data, 'edge' for sizes at
+    the end of a dim."""
 
     name: str
     kind: CaseKind
@@ -90,10 +89,10 @@ class _GoldenHeader:
 
 @dataclass(frozen=True, eq=False)
 class GoldenSet:
-    """Frozen cases; those of a loaded set are read from its file (`source`) one at a time.
+    """Frozen cases. The cases of a loaded set are read from its file (`source`) one at a time.
 
     labels: the true answers of all golden cases in order, if known.  noise: the model's own noise floor on these cases;
-    None where it was not measured.  sequences: of a model with state.
+    None if it was not measured.  sequences: for a model with state.
     """
 
     cases: Sequence[Case]
@@ -132,7 +131,7 @@ class GoldenSet:
 
     @classmethod
     def load(cls, path: Path) -> "GoldenSet":
-        """Open a file of `save`; its tensors are read case by case. Raises DataError for any other file."""
+        """Open a file that `save` wrote; tensors are read case by case. Raises DataError for any other file."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -158,12 +157,12 @@ class GoldenSet:
 
 @dataclass(frozen=True, eq=False)
 class GoldenSequences:
-    """Sequences of steps that a model with state is run through, passing its states on. ends: as in `Streams`.
+    """Sequences of steps for runs in which a model passes its own states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
-    places: for each golden case of single steps, in order, the places of its steps in their sequences.  dim: what
-    several samples of a step are joined along; '' where each is a step. Then cases have the samples, and where steps
-    begin among them (`joined.BEGINS`).
+    places: for each golden case of single steps, in order, the positions of its steps in their sequences.  dim: the dim
+    along which several samples of a step are joined; '' if each sample is a step. With a dim, cases have the samples,
+    and an array of the steps' beginnings (`joined.BEGINS`).
     """
 
     states: tuple[State, ...]
@@ -174,7 +173,7 @@ class GoldenSequences:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The steps of each sequence."""
+        """The number of steps of each sequence."""
         return tuple(_count_steps(case.inputs) for case in self.golden.cases)
 
 
@@ -190,11 +189,10 @@ def freeze(
     run: Callable[[Tensors], Tensors],
     labels: Array | None = None,
 ) -> GoldenSet:
-    """The golden set of a model, which is run once for each case.
+    """Make the golden set of a model, which runs once for each case.
 
-    samples: opened samples, or groups of inputs.  labels: of the samples.
-    Raises DataError without samples, or for tensors that are no numpy numbers, and ModelError where the model does not
-    run, with the sizes of an edge.
+    samples: opened samples, or groups of inputs.  labels: of the samples. Raises DataError without samples and for
+    tensors that are no numpy numbers, and ModelError if the model does not run (with the sizes, for an edge case).
     """
     groups = list(samples.batches() if isinstance(samples, Samples) else samples)
     if not groups:
@@ -221,7 +219,7 @@ def _headings(golden: GoldenSet) -> "Sequence[Case] | Sequence[CaseName]":
 
 
 def edge_sizes(specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, int]]:
-    """Distinct combinations of the dims' test sizes: those of min and max first; at most MAX_EDGE_CASES."""
+    """Distinct combinations of the dims' test sizes, those of min and max first; at most MAX_EDGE_CASES."""
     used_dims = [dim for dim in dims if any(dim.name in spec.shape for spec in specs)]
     if not used_dims:
         return []
@@ -252,7 +250,7 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
 
 @dataclass(frozen=True)
 class _StoredCases(Sequence[Case]):
-    """The cases of a file, each read on access. named: of each case.  root: before the names of these."""
+    """The cases of a file, each read on access. named: name and kind of cases.  names: of tensors.  root: prefix."""
 
     path: Path
     named: tuple[CaseName, ...]
@@ -280,7 +278,7 @@ class _StoredCases(Sequence[Case]):
 
     @cached_property
     def _file(self) -> Untyped:
-        """The open file: to read the header of a set of many small cases takes longer than to read a case."""
+        """The open file, kept because reading the header of many small cases takes longer than reading a case."""
         from safetensors import safe_open
 
         return safe_open(self.path, framework="numpy")
@@ -329,9 +327,9 @@ class GoldenChange:
     """The change from one golden set to another. cases: the number of cases after.
 
     inputs, expected: names of cases of both sets whose inputs, or outputs, differ.
-    largest: by output, the greatest absolute difference (of integers, the share of elements that differ) and its case;
-    infinite where the output has another shape or kind, or one is not finite.  labels, noise, sequences: whether those
-    differ.
+    largest: by output, the greatest absolute difference (for integers, the share of elements that differ) and its case;
+    infinite if the output has another shape or kind, or a value is not finite.  labels, noise, sequences: whether the
+    two sets differ in these.
     """
 
     before: str
@@ -348,7 +346,7 @@ class GoldenChange:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether the two sets have the same digest."""
         return self.before == self.after
 
     def __str__(self) -> str:

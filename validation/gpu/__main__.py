@@ -98,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _keep(path: Path, results: Results) -> None:
-    """Write the results so that the file is complete at any moment."""
+    """Write the results by replacing the file, which is thus complete at any moment."""
     part_path = path.with_name(f"{path.name}.part")
     part_path.write_bytes(results.to_bytes())
     part_path.replace(path)

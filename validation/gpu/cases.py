@@ -51,7 +51,7 @@ from validation.latency.measurement.paired import compare_times, run_interleaved
 from validation.latency.measurement.quantiles import quantiles
 from validation.limits.budget import default_budget
 
-# Golden cases as two files that numpy can read by itself: a bare GPU machine has no safetensors.
+# Golden cases as two files that need only numpy: a bare GPU machine has no safetensors.
 #
 # cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file; of a
 #                model with state its states, and the cases of its sequences
@@ -81,7 +81,7 @@ class _Header:
 
 
 def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
-    """Write both files into a folder. digest: of the golden set in the registry."""
+    """Write cases.json and cases.npz into a folder. digest: of the golden set in the registry."""
     sequences = None
     if rollouts := golden.sequences:
         sequences = _SequencesDocument(rollouts.states, rollouts.ends, name_cases(rollouts.golden), rollouts.dim)
@@ -122,10 +122,9 @@ def _cases(headings: Sequence[CaseName], arrays: Mapping[str, Array], root: str 
     )
 
 
-# The tries of the kit, each in a process of its own (`execution.process`): build, load, prove, time, compare.
+# The tries of the kit, each in its own process (`execution.process`): build, load, prove, time, compare.
 #
-# If a driver or a compiler crashes, only this try ends. A failure is an outcome: the stage that failed, and the
-# message.
+# If a driver or a compiler crashes, only this try ends. A failure is an outcome with the failed stage and a message.
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]
@@ -142,9 +141,8 @@ class _Failed(Exception):  # noqa: N818 - an answer, not an error
 
 @dataclass(frozen=True)
 class TrialTerms:
-    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: per latency.  peers: to compare the engine with.
-
-    caches: the folder of torch.compile's tuning, which all tries share.
+    """Settings of a try's measurement. device: 'cuda' or 'cpu'.  seconds: per latency.  peers: PyTorch modes to compare
+    the engine with.  caches: the folder of torch.compile's tuning, which all tries share.
     """
 
     device: str
@@ -155,7 +153,7 @@ class TrialTerms:
 
 @dataclass(frozen=True)
 class TryEngine:
-    """Build an engine, open it as one for this device (`here`), and run it on the golden cases of a folder."""
+    """Build an engine, open it as an engine for this device (`here`), and run it on the golden cases of a folder."""
 
     request: BuildRequest
     options: Mapping[str, Scalar]
@@ -185,7 +183,7 @@ class TryEngine:
 
 @dataclass(frozen=True)
 class TryPeer:
-    """Measure PyTorch, which runs the graph in one of its ways, like an engine."""
+    """Measure PyTorch like an engine, in one of its ways to run the graph (`peer`)."""
 
     peer: Peer
     request: BuildRequest
@@ -212,7 +210,7 @@ class ProveBundled:
     terms: TrialTerms
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
-        """Versions, answers and times, or what went wrong."""
+        """Versions, answers and times, or the failure."""
         request, opener = self.engine.request, partial(discovery.open_engine, self.engine)
         backend = discovery.configure(request.backend, dict(request.options))
         golden, _ = load_cases(self.cases)
@@ -238,7 +236,7 @@ class ProveBundledEnsemble:
     terms: TrialTerms
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
-        """Versions, answers and times, or what went wrong."""
+        """Versions, answers and times, or the failure."""
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
         versions = {name: text for engine in self.engines.values() for name, text in engine.request.toolchain}
@@ -303,8 +301,8 @@ def _measure(
 
 
 def _record(opener: Opens, ask: Callable[[Session], None], trial: TrialOutcome) -> TrialOutcome:
-    """Open a published engine for the first time and make the calls of its proof. `CheckEngine` judges the answers
-    where the registry is."""
+    """Open a published engine for the first time and make the calls of its proof. `CheckEngine` judges the answers on
+    a machine with the registry."""
     started_s = time.perf_counter()
     with _open(opener) as session:
         load_s = time.perf_counter() - started_s
@@ -314,7 +312,7 @@ def _record(opener: Opens, ask: Callable[[Session], None], trial: TrialOutcome) 
 
 
 def _time(opener: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
-    """Latency at each size of the cases, copies included, and the device's own time if the session measures it."""
+    """The outcome with the latency at each size, copies included, and the device's own time if it is measured."""
     started_s = time.perf_counter()
     with _open(opener) as session:
         repeat_s = time.perf_counter() - started_s
@@ -356,15 +354,15 @@ def _batch(inputs: Tensors) -> int:
 def _compare(
     opener: Opens, peer: Peer, request: BuildRequest, model: Path, golden: GoldenSet, terms: TrialTerms
 ) -> PeerComparison:
-    """A paired benchmark of an engine and PyTorch, at the size that the engine is tuned for.
+    """A paired benchmark of an engine and PyTorch, at the size for which the engine is tuned.
 
-    An error of PyTorch becomes the result's reason, so that the engine's own results are not lost.
+    An error of PyTorch becomes the result's reason; the engine's own results are thus not lost.
     """
     try:
         session = _open_peer(peer, model, request, terms)
         inputs = narrow(session, next(golden.of_kind("golden")).inputs)
         session.run(inputs)
-        # One session for all openings, so that it compiles once.
+        # One session for all openings: it compiles once.
         openers = opener, lambda: nullcontext(session)
         pairs = run_interleaved(openers, inputs, terms.seconds * 2 * _OPENINGS, 0, _OPENINGS)
         benchmark = compare_times(pairs)

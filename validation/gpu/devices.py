@@ -54,7 +54,7 @@ class KitDevice:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the CPU."""
+        """Whether the device is the CPU."""
         return self.compute_capability is None
 
     @property
@@ -65,7 +65,7 @@ class KitDevice:
 
 
 def find_device(kind: str) -> KitDevice:
-    """The CPU, or this machine's first GPU. Raises UnavailableError without a GPU, or if torch does not find it."""
+    """The CPU, or this machine's first GPU. Raises UnavailableError without a GPU, or if torch does not find a GPU."""
     if kind == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return KitDevice("cpu", platform.processor() or platform.machine(), memory_bytes=memory)
@@ -116,7 +116,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class BundledNode:
-    """A graph of an ensemble. engine: digest of its engine.  sources: where each of its inputs comes from."""
+    """A graph of an ensemble. engine: digest of the graph's engine.  sources: the source of each input."""
 
     name: NodeName
     engine: Digest
@@ -200,13 +200,13 @@ def _check_engine(entry: _Entry, folder: Path) -> Engine:
     return Engine(entry.request, path, entry.digest, path.stat().st_size, path.suffix)
 
 
-# The answers of a session to the calls of its proof, as text, so that another machine can judge them.
+# The answers of a session to the calls of its proof, as text: another machine judges them.
 #
-# Answers are stored by the digest of the inputs (names, types, shapes and bytes), so that none counts for other inputs;
-# each is the array's bytes, packed by zlib, in base64. A model with state runs its sequences likewise: the answer to
-# one step gives inputs of the next one.
+# Answers are stored by the digest of the inputs (names, types, shapes and bytes), and cannot count for other inputs.
+# Each is the array's bytes, packed by zlib, in base64. A model with state runs its sequences in the same way: the
+# answer to one step contains inputs of the next.
 
-# The most bytes of one unpacked array: a small text could unpack to more than memory holds.
+# The most bytes of one unpacked array: otherwise a small text could unpack to more than the memory.
 MAX_BYTES = 256 << 20
 _KINDS = "biuf"
 
@@ -214,8 +214,8 @@ _KINDS = "biuf"
 class RecordingSession(Session):
     """A session that records the first answer to each call in `answers`.
 
-    scope: name of the session if `answers` holds those of several.  follow: whether a repeated call returns the stored
-    answer, so that a sequence continues from the record even if the device does not repeat its bits.
+    scope: name of the session if `answers` has several sessions.  follow: whether a repeated call returns the stored
+    answer; a sequence then continues from the record even if the device does not repeat its bits.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class ReplaySession(Session):
 
 
 def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[str, PackedArray]]) -> None:
-    """Fill `answers` with all that `replay_session` needs for a proof: the answers to the golden cases and, for a model
+    """Fill `answers` with the answers that `replay_session` needs for a proof: to the golden cases and, for a model
     with state, to its sequences with its own states. Raises the session's errors.
     """
     recorder = RecordingSession(session, answers)
@@ -275,7 +275,7 @@ def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[
 
 
 def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
-    """A stand-in for the session of `discovery.open_engine`, which returns the engine's recorded answers."""
+    """A session that returns the recorded answers of an engine, for use in place of `discovery.open_engine`'s."""
     return ReplaySession(request.inputs, request.outputs, answers, scope)
 
 

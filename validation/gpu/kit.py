@@ -1,5 +1,5 @@
-"""A run of the kit: published engines, roofs, every backend, engines for other generations, and PyTorch. They run one
-after the other, so that no measurement disturbs another."""
+"""A run of the kit: published engines, roofs, every backend, engines for other generations, and PyTorch. All run one
+after the other, because measurements disturb each other."""
 
 import tempfile
 import time
@@ -57,8 +57,8 @@ T = TypeVar("T")
 class KitOptions:
     """The options of a run. backends: names; empty for all.  seconds: per latency.
 
-    peers: ways in which PyTorch runs a model; engines are compared with the first and the last.  carry: folders of
-    published engines.  timeout_s: per try.
+    peers: PyTorch's ways to run a model; engines are compared with the first and the last.  carry: folders of published
+    engines.  timeout_s: per try.
     device: 'cuda' or 'cpu'.  size: of the kit's models.  peaks: whether to measure peak rates.
     """
 
@@ -95,7 +95,7 @@ class _Bench:
     count: int = 0
 
     def run(self, name: str, request: Request[Result]) -> Result | TrialOutcome:
-        """The request's result, from a process of its own; if that ends without a result, the outcome that says why."""
+        """The request's result, from its own process; an outcome with the reason if that ends without a result."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()
@@ -136,12 +136,12 @@ class _Bench:
         )
 
     def terms(self, peers: Sequence[Peer] = ()) -> TrialTerms:
-        """How a try is measured. peers: ways of PyTorch to compare the engine with."""
+        """The settings of a try's measurement. peers: PyTorch modes to compare the engine with."""
         return TrialTerms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
 def _describe_end(error: EnginesmithError) -> TrialOutcome:
-    """The outcome of a try whose process gave no result: 'crashed' if a signal ended it, as engines and drivers cause.
+    """The outcome of a try whose process ended without a result: 'crashed' if a signal ended it (engine or driver).
 
     It is 'not finished' if the machine lacked time, memory or packages.
     """
@@ -154,9 +154,9 @@ def _describe_end(error: EnginesmithError) -> TrialOutcome:
 def run_kit(terms: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
     """Run the kit. say: receives a line on each try.
 
-    keep: receives the results at the start and after each try, so that nothing is lost if the process ends early.
-    Raises UnavailableError without the device, UnknownNameError for a backend that is not registered, IntegrityError
-    for a damaged folder; all of them before the first try.
+    keep: receives the results at the start and after each try; nothing is lost if the process ends early.
+    Before the first try, raises UnavailableError without the device, UnknownNameError for a backend that is not
+    registered, and IntegrityError for a damaged folder.
     """
     device = devices.find_device(terms.device)
     for name in terms.backends:
@@ -196,7 +196,7 @@ def _try_all(bench: _Bench, bundles: Sequence[OfflineBundle]) -> None:
 
 
 def _models(bench: _Bench) -> Iterator[KitModel]:
-    """Write the models, and for each a golden set with float64 outputs, which all its precisions share."""
+    """Write the models, and for each a golden set with float64 outputs, which all precisions share."""
     for name in bench.asked.models:
         kit_models = [write(name, precision, bench.asked.size, bench.folder) for precision in bench.asked.precisions]
         folder = bench.folder / f"cases-{name}"
@@ -211,7 +211,7 @@ def _models(bench: _Bench) -> Iterator[KitModel]:
 
 
 def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
-    """The costs of a run at each batch, and its least time by the roofs."""
+    """The costs of a model's run at each batch, and its least time by the roofs."""
     rows = []
     for batch in sorted({model.batch.min, model.batch.opt, model.batch.max}):
         costs = graph_costs(model.path, model.inputs, {"batch": batch})
@@ -256,7 +256,7 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
 
 
 def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial]:
-    """Try a folder's engines, those of an ensemble's graphs first; skip those that cannot run here, with the reason."""
+    """Try a folder's engines, those of an ensemble's graphs first; skip engines that cannot run here, with a reason."""
     for graph in bundle.graphs.values():
         yield from _prove_folder(bench, graph)
     _, golden = load_cases(bundle.folder)
@@ -286,7 +286,7 @@ def _prove_one(
     reason: str,
     proof: Request[TrialOutcome],
 ) -> OfflineTrial:
-    """The try of one engine, given by its digest, build key and unit. reason: why it is skipped; '' if it is not."""
+    """The try of one engine. engine: its digest, build key and unit.  reason: why the engine is skipped, or ''."""
     name, started_at = f"{bundle.model}@{bundle.version} {engine[2]}", now()
     if reason:
         bench.say(f"{name}: skipped, {reason}")
@@ -307,7 +307,7 @@ def _prove_one(
 
 
 def _cannot(engine: Engine, own_target: Target) -> str:
-    """Why an engine cannot run on this device; '' if it can."""
+    """The reason why an engine cannot run on this device; '' if it can."""
     try:
         backend = backends.configure(engine.request.backend, dict(engine.request.options))
     except EnginesmithError as error:

@@ -19,8 +19,8 @@ from validation.gpu.results import Skipped
 
 # The kit's models: an MLP, a convolutional net and a transformer block, generated with the same bytes everywhere.
 #
-# Weights and inputs are drawn from a fixed seed and rounded to fp16, so that the fp32 and the fp16 graph hold the same
-# numbers and one reference in float64 serves both.
+# Weights and inputs are drawn from a fixed seed and rounded to fp16: the fp32 and the fp16 graph have the same numbers,
+# and one reference in float64.
 
 Size = Literal["real", "small"]
 SIZES: tuple[Size, ...] = ("real", "small")
@@ -33,7 +33,7 @@ _SEED = 20
 
 @dataclass(frozen=True)
 class KitModel:
-    """A model on disk with one dynamic dim, `batch`. precision: of its computation, inputs and outputs."""
+    """A model on disk with one dynamic dim, `batch`. precision: of computation, inputs and outputs."""
 
     name: str
     path: Path
@@ -49,13 +49,13 @@ class KitModel:
         return ShapeProfile(tuple((spec.name, spec.at(low), spec.at(opt_sizes), spec.at(high)) for spec in self.inputs))
 
     def sample(self, batch: int) -> dict[str, Array]:
-        """Inputs of so many samples, float32 for every precision, with values that fp16 holds."""
+        """Inputs of `batch` samples, float32 for every precision, with values that fp16 can represent."""
         rng = np.random.default_rng([_SEED, 0])
         return {spec.name: _round_weights(rng.standard_normal(spec.at({"batch": batch}))) for spec in self.inputs}
 
 
 def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
-    """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere.
+    """Write `folder`/NAME.PRECISION.onnx. The same arguments result in the same bytes everywhere.
 
     precision: of its computation.  size: 'real', or a small size for tests.
     """
@@ -98,25 +98,26 @@ class _Drawn:
         return name
 
     def weight(self, *shape: int, fan_in: int) -> str:
-        """A random weight, scaled so that products keep the variance of their inputs (He et al., 2015)."""
+        """Add a random weight, scaled to keep the variance of inputs in products (He et al., 2015); returns its
+        name."""
         return self._hold(_round_weights(self._rng.standard_normal(shape) * np.sqrt(2.0 / fan_in)))
 
     def bias(self, size: int) -> str:
-        """A small random bias."""
+        """Add a small random bias; returns its name."""
         return self._hold(_round_weights(0.1 * self._rng.standard_normal(size)))
 
     def constant(self, value: float, *shape: int) -> str:
-        """An array of this shape with one value everywhere."""
+        """Add a constant of this shape with one value everywhere; returns its name."""
         return self._hold(np.full(shape, value, np.float32))
 
     def sizes(self, *values: int) -> str:
-        """A shape, for Reshape."""
+        """Add a shape for Reshape; returns its name."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
     def dense(self, x: str, ins: int, outs: int, last: bool = False) -> str:
-        """x W + b."""
+        """Add nodes for x W + b; returns the output's name."""
         product = self.op("MatMul", x, self.weight(ins, outs, fan_in=ins))
         return self.op("Add", product, self.bias(outs), last=last)
 
@@ -127,7 +128,7 @@ class _Drawn:
 
 
 def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
-    """Three layers, as in a ranking model: bound by memory at batch 1, by the matrix units at the greatest batch."""
+    """Add three layers, as in a ranking model: memory-bound at batch 1, compute-bound at the greatest batch."""
     width, hidden_width = (1024, 4096) if size == "real" else (32, 64)
     h = net.op("Relu", net.dense("x", width, hidden_width))
     h = net.op("Relu", net.dense(h, hidden_width, hidden_width))
@@ -137,7 +138,7 @@ def _mlp(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
 
 
 def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
-    """A residual net of 3x3 convolutions: ResNet-18 without batch normalization (He et al., CVPR 2016)."""
+    """Add a residual net of 3x3 convolutions: ResNet-18 without batch normalization (He et al., CVPR 2016)."""
     pixels, widths, depth = (224, (64, 128, 256, 512), 2) if size == "real" else (16, (8, 16), 1)
     h = _convolve(net, "x", 3, widths[0], 7, 2)
     h = net.op("MaxPool", h, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
@@ -153,7 +154,7 @@ def _conv(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
                 if (last_width, stride) == (width, 1)
                 else _convolve(net, h, last_width, width, 1, stride, rectified=False)
             )
-            # Halved, so that values keep their size through many blocks and stay far from fp16's largest.
+            # Halved: values keep their size through many blocks, far below fp16's largest.
             h, last_width = net.op("Relu", net.op("Mul", net.op("Add", branch, shortcut), net.constant(0.5))), width
     pools = net.op("Flatten", net.op("GlobalAveragePool", h), axis=1)
     class_count = 1000 if size == "real" else 10
@@ -171,7 +172,7 @@ def _convolve(net: _Drawn, x: str, ins: int, outs: int, kernel: int, stride: int
 
 
 def _block(net: _Drawn, size: Size) -> tuple[tuple[int, ...], Dim]:
-    """A transformer's encoder block, normalized first (Xiong et al., ICML 2020), of BERT-base's sizes."""
+    """Add a transformer's encoder block of BERT-base's sizes, normalized first (Xiong et al., ICML 2020)."""
     length, width, head_count = (128, 768, 12) if size == "real" else (8, 32, 4)
     h = _attention(net, _normalize(net, "x", width), length, width, head_count)
     x = net.op("Add", "x", h)
@@ -241,9 +242,9 @@ def own_tasks(models: Sequence[KitModel], device: KitDevice, only: Sequence[str]
 
 
 def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) -> Iterator[BuildTask | Skipped]:
-    """Engines for other generations, to test which of them run on this GPU; none if the device is the CPU.
+    """Tasks for engines of other generations, to test which run on this GPU; none if the device is the CPU.
 
-    Only of backends that build without their target's GPU.
+    Only for backends that build without their target's GPU.
     """
     if device.is_cpu:
         return
@@ -257,14 +258,14 @@ def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) ->
 
 
 def choose_backends(only: Sequence[str]) -> list[str]:
-    """The names `only`, or those of all registered backends. Raises UnknownNameError for one that is not registered."""
+    """The names `only`, or of all registered backends if empty. Raises UnknownNameError for an unregistered backend."""
     for name in only:
         discovery.load(name)
     return list(only) or discovery.names()
 
 
 def explain_absence(backend: Backend, target: Target) -> str:
-    """Why a backend cannot build for this target on this machine; '' if it can."""
+    """The reason why a backend cannot build for this target on this machine; '' if it can."""
     if not backend.serves(target):
         return f"builds no engines for {target.name}"
     return "" if backend.versions() else f"not installed; {backend.install}"

@@ -1,6 +1,6 @@
 """PyTorch for comparison with engines: it runs the same graph, op by op or through torch.compile.
 
-`builders.onnx_torch` turns the graph into an exported program, so that no interpreter slows PyTorch down.
+`builders.onnx_torch` converts the graph to an exported program: no interpreter slows PyTorch down.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,10 +59,10 @@ class TorchSession(FunctionSession):
 
 
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
-    """The graph as a callable of PyTorch, which compiles at its first call for each shape.
+    """The graph as a callable of PyTorch; in a mode of torch.compile, its first call for each shape compiles.
 
-    peer: how PyTorch runs it.  request: shapes and precision.  device: as torch names it.
-    Raises EnginesmithError with torch's message if PyTorch cannot run it.
+    peer: how PyTorch runs the graph.  request: shapes and precision.  device: as torch names it.
+    Raises EnginesmithError with torch's message if PyTorch cannot run the graph.
     """
     import torch
 

@@ -43,7 +43,7 @@ def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]
     return [start_event.elapsed_time(end_event) / 1e3 for start_event, end_event in pairs]
 
 
-# Elements of the copied array and sides of the matrices, by device; on the CPU they only have to run the same code.
+# Elements of the copied array and sides of the matrices, by device; on the CPU only the code is tried.
 _COPIED = {"cuda": 1 << 28, "cpu": 1 << 20}
 _SIDE = {"cuda": 8192, "cpu": 128}
 _SECONDS = {"cuda": 0.5, "cpu": 0.01}
@@ -62,7 +62,7 @@ class Peaks:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def least_s(self, operations: float, moved_bytes: float, kind: str) -> float | None:
-        """The least seconds for operations of a type and bytes: the longer of the two times; None if it has no rate."""
+        """The least seconds for operations of type `kind` and moved bytes: the longer of both; None without a rate."""
         rate = self.operations_per_s.get(kind)
         return None if rate is None else max(operations / rate, moved_bytes / self.bytes_per_s)
 
@@ -92,7 +92,7 @@ def _bandwidth(device: str) -> float:
 
 
 def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
-    """By type: a function that makes two matrices and returns a function that multiplies them."""
+    """By type: a function that creates two matrices and returns a function that multiplies them."""
     import torch
 
     size = _SIDE[device]
@@ -140,15 +140,15 @@ def _best(run: Callable[[], object], device: str) -> float:
 # The JSON of the kit's results: the device, the tries, and their outcomes.
 #
 # kind, format, created_at      'enginesmith-gpu-results', 1, ISO 8601 in UTC
-# device, host, software        what was measured, and by which versions
+# device, host, software        the measured device, its host, and the versions
 # peaks                         the roofs, measured by torch
 # models                        the kit's own: operations and compulsory bytes of a run at each batch
 # tries                         each with kind ('engine', 'other generation', 'peer'), outcome, reason, checks, latency,
 #                               races
-# skipped                       what was not tried, and why
+# skipped                       tries that were not made, and the reason
 # carried                       published engines with their answers, for `enginesmith validate --import`
 #
-# Fields that were not measured are left out. `enginesmith.core.codec` writes and reads all of it.
+# Fields that were not measured are left out. `enginesmith.core.codec` writes and reads this JSON.
 
 KIND, FORMAT = "enginesmith-gpu-results", 1
 # The greatest size of a file of results, which contains the answers of carried engines.
@@ -172,7 +172,7 @@ class DeviceLatency:
 class BatchLatency:
     """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up ended.
 
-    busy: why the machine counted as busy.  device: None if the session does not measure its device's time.
+    busy: reasons why the machine counted as busy.  device: None if the session does not measure its device's time.
     batch: samples per run.  quantiles: with intervals.
     """
 
@@ -188,7 +188,7 @@ class BatchLatency:
 
 @dataclass(frozen=True)
 class PeerComparison:
-    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there is none.
+    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or a reason for none.
 
     peer: how PyTorch ran the graph.  reason: why there is no benchmark, or None.  batch: samples per run.
     verdict, ratios, medians_s, runs, openings: as in `PairedTimes`.
@@ -208,7 +208,7 @@ class PeerComparison:
 class TrialOutcome:
     """The outcome of one try. load_s, load_again_s: seconds of the first and the second opening.
 
-    took_s: seconds of its process in all.  races: comparisons with PyTorch.  answers: of a carried engine.
+    took_s: total seconds of the process.  races: comparisons with PyTorch.  answers: of a carried engine.
     reason: why the try did not finish.  checks: against the golden cases.  latency: at each size.
     """
 
@@ -257,7 +257,7 @@ class OfflineTrial(TrialOutcome):
 
 @dataclass(frozen=True)
 class Skipped:
-    """A try that was not made. refused: whether the backend refused; else it is missing, or not for this target."""
+    """A try that was not made. refused: whether the backend refused it; else the backend is missing or unsuitable."""
 
     name: str
     model: str

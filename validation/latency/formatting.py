@@ -17,15 +17,15 @@ from validation.plotting import QUARTERS, draw_svg, seconds_text, series, set_ax
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Where the level of a series of latencies changed, by ruptures (docs/decisions/0018-change-points.md).
+# Changes of the level of a series of latencies, found by ruptures (docs/decisions/0018-change-points.md).
 #
-# The segments are those with the least sum of squares around their means, plus a penalty for each change
-# (Killick, Fearnhead & Eckley, "Optimal detection of changepoints with a linear computational cost", JASA 107, 2012;
-# ruptures' KernelCPD with a linear kernel, in C). It is run on logarithms in units of their own noise, so that the
-# penalty is the square of the least z that a change must have. PENALTY suits a series that is tested after every point
-# for a year (`python -m benchmarks.bench_trend`).
+# The segments have the least sum of squares around their means, plus a penalty for each change (Killick, Fearnhead &
+# Eckley, "Optimal detection of changepoints with a linear computational cost", JASA 107, 2012; ruptures' KernelCPD with
+# a linear kernel, in C). The input is logarithms in units of their own noise: the penalty is then the square of the
+# least z of a change. PENALTY suits a series that is tested after every point for a year
+# (`python -m benchmarks.bench_trend`).
 
-# The least points of a level, so that single slow days are no level; and the least points of a series to be tested.
+# The least points of a level (single slow days are no level), and the least points of a series to be tested.
 LEAST_LEVEL, LEAST_POINTS = 4, 12
 PENALTY = 27.0
 # The noise of few points is uncertain: the penalty grows by the square of this number over the number of points.
@@ -34,7 +34,7 @@ _FEW = 20.0
 _CLIP, _NEIGHBOURS = 3.0, 9
 # The least noise, as a share: clocks and rounding are not more exact.
 _LEAST_NOISE = 1e-3
-# Larger differences of neighbours are clipped for the noise, in units of it: they may be steps of the level.
+# For the estimate of the noise, differences of neighbours are clipped at this many typical ones: they may be changes.
 _FAR = 5.0
 # The standard deviation of normal noise over the median of its absolute differences from one point to the next.
 _MAD = 1 / (0.6744897501960817 * math.sqrt(2))
@@ -55,7 +55,7 @@ class LevelChange:
 
 
 def find_changes(values: Sequence[float]) -> list[LevelChange]:
-    """The changes of level of a series of positive numbers, oldest first; none of fewer than LEAST_POINTS.
+    """The changes of level of a series of positive numbers, oldest first; none with fewer than LEAST_POINTS points.
 
     Raises ModuleNotFoundError without ruptures (extra `trend`).
     """
@@ -73,16 +73,16 @@ def find_changes(values: Sequence[float]) -> list[LevelChange]:
 
 
 def noise_of(logs: Array) -> float:
-    """The standard deviation of a point ([n], logarithms), from the differences of neighbours, of which a change of
-    level affects only one; differences are clipped at _FAR times their usual size."""
+    """The standard deviation of a point ([n], logarithms), from differences of neighbours: a change of level affects
+    only one of these. Differences are clipped at _FAR times their typical size."""
     steps = np.abs(np.diff(logs))
     typical_step = max(float(np.median(steps)) * _MAD, _LEAST_NOISE)
     return max(float(np.sqrt(np.mean(np.minimum(steps, _FAR * typical_step) ** 2) / 2)), typical_step)
 
 
 def clip(logs: Array, noise: float) -> Array:
-    """The series, clipped to _CLIP times the noise around the median of the _NEIGHBOURS points around each point; near
-    an end, around the median of the outermost _NEIGHBOURS, so that a slow last day is not its own neighbour."""
+    """The series, clipped to _CLIP times the noise around the median of the _NEIGHBOURS points around each point. Near
+    an end, the median of the outermost _NEIGHBOURS points is used: a single slow last day does not determine it."""
     half = _NEIGHBOURS // 2
     medians = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
     medians = np.concatenate([medians[:1].repeat(half), medians, medians[-1:].repeat(half)])
@@ -131,12 +131,12 @@ def format_quantile(quantile: Quantile) -> str:
 
 
 def name_quantile(p: float) -> str:
-    """'p99.9'."""
+    """The name of a quantile: 'p99.9'."""
     return f"p{100 * p:.4g}"
 
 
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
-    """A row of the table, by COLUMNS; remarks on a value follow it in brackets."""
+    """A row of the table, by COLUMNS; remarks on a value are in brackets after the value."""
     quantiles = {name_quantile(quantile.p): format_quantile(quantile) for quantile in bucket.quantiles}
     rate_text = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
@@ -222,7 +222,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Reasons as one text; if some differ only by their numbers, the last of them stands for all."""
+    """Reasons as one text; of reasons that differ only by their numbers, only the last is included."""
     distinct_reasons = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
     return "; ".join(distinct_reasons.values())
 
@@ -240,7 +240,7 @@ def name_bound(breakdown: TimeBreakdown) -> str:
 
 
 def list_evidence(breakdown: TimeBreakdown) -> str:
-    """The shares behind the diagnosis, or why they are not known; '' without a diagnosis."""
+    """A text with the shares on which the diagnosis is based, or why they are unknown; '' without a diagnosis."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return ""

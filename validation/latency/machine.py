@@ -1,7 +1,7 @@
 """The machine on which latencies are measured: its kind, and the load of other processes during a measurement.
 
-Load is read from /proc and /sys/fs/cgroup (Linux); elsewhere it is None. In a container /proc/stat is the host's, so
-that all other processes of the host count.
+Load is read from /proc and /sys/fs/cgroup (Linux); on other systems it is None. In a container /proc/stat is the
+host's: all other processes of the host count.
 """
 
 import os
@@ -51,7 +51,7 @@ class SystemLoadMonitor:
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
     """The counters now: time, CPU seconds of all cores by kind of use, own CPU seconds, own involuntary context
-    switches, and how often the container's CPU limit throttled it; None if that is not known."""
+    switches, and number of throttled periods of the container's CPU limit (None if unknown)."""
     # Ended children count as part of this process.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own_cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
@@ -63,7 +63,7 @@ def _read() -> tuple[float, dict[str, float], float, int, int | None]:
 
 
 def _ticks() -> dict[str, float]:
-    """CPU seconds of all cores by kind of use (proc(5)), with guests in 'user'; {} if not known."""
+    """CPU seconds of all cores by kind of use (proc(5)), with guests in 'user'; {} if unknown."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     try:
         ticks = Path("/proc/stat").read_text().splitlines()[0].split()[1:]

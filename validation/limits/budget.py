@@ -1,9 +1,8 @@
-"""How much drift is allowed, per stage, precision and model; docs/concepts/validation.md has the reason of each number.
+"""Limits of drift per stage, precision and model. docs/concepts/validation.md has the reason of each number.
 
-The limits that follow from the model are measured only where an engine needs them: what an honest kernel's rounding
-adds to a graph takes longer to measure than most engines take to prove. It only ever loosens the strictest limits that
-it can give, so checks are made with those first, and with measured ones where some fail (`StagedLimits`): the verdict
-is the same.
+Limits from honest rounding are measured only if an engine needs them: the measurement takes longer than validating
+most engines. Measured limits are never stricter than `strictest`. Checks use the strictest limits first, and measured
+ones only if a check fails (`StagedLimits`): the verdict is the same.
 """
 
 import math
@@ -20,41 +19,41 @@ from validation.metrics.drift import Drift
 
 Stage = Literal["export", "quantization", "engine", "task"]
 
-# Margins over honest rounding, in decibels. Of an engine: twice its amplitude. Of a quantized graph: four times, since
-# it rounds in one way, and in a single sample another way may be twice as far off.
+# Margins over honest rounding, in decibels. For an engine: twice the amplitude. For a quantized graph: four times,
+# since a graph rounds in one way, and in a single sample another way of rounding may be twice as far off.
 HONEST_DB = 20 * math.log10(2)
 CAST_DB = 2 * HONEST_DB
-# Of so many elements of a state of int8 one may be a step off, where the values are near a tie.
+# One in this many elements of an int8 state may be off by a step, because values may be near a tie.
 NEAR_TIES = 100
 # The factor over the greatest error of honest rounding, which grows with the number of samples.
 EXTREME = 4.0
 # Decibels between the rounding unit of a precision and that of float32: 13 and 16 bits less.
 ROUNDING_DB: Mapping[str, float] = {"fp32": 0.0, "fp16": 20 * math.log10(2**13), "bf16": 20 * math.log10(2**16)}
-# What an engine may add to its arithmetic's noise floor by other kernels and other orders of summation. For fp32 a
-# factor of 32: Winograd's convolutions cost up to 20 dB (Barabasz et al., "Error Analysis and Improving the Accuracy of
-# Winograd Convolution for Deep Neural Networks", 2020); TF32 or fp16 in its place cost 60 and more.
+# Margins over an arithmetic's noise floor, for other kernels and other orders of summation. For fp32 a factor of 32:
+# Winograd's convolutions cost up to 20 dB (Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd
+# Convolution for Deep Neural Networks", 2020); TF32 or fp16 instead of fp32 cost 60 dB or more.
 MARGIN_DB: Mapping[str, float] = {"fp32": 30.0, "fp16": 12.0, "bf16": 12.0}
-# The margin where a floor loosens fp32's documented limit: what Winograd's convolutions cost, and no more.
+# The margin if a floor loosens fp32's documented limit: only the cost of Winograd's convolutions.
 LOOSE_DB = 20.0
-# The lowest limit of an SQNR: below it, less than half of an output is explained.
+# The lowest limit of an SQNR: at 3 dB the error has half the energy of the output.
 LEAST_DB = 3.0
-# The greatest noise floor and honest rounding that count: an output above holds few roundings or none (a copy, a
-# count), which says nothing about what others cost.
+# Noise floors and honest rounding count as at most this SQNR: an output with a higher one had few roundings or none (a
+# copy, a count), which says nothing about the cost of other roundings.
 MOST_DB = 140.0
 # The drift of a kernel that adds nothing.
 EXACT = Drift(count=1, expected_sq=1.0, centered_sq=1.0)
 
 
 def default_budget(stage: Stage, precision: Precision) -> Budget:
-    """The documented limits: what a precision costs graphs and engines alike, where nothing was measured on the model.
-    fp32's at the export stage, and none at the task stage, whose floor is in the spec."""
+    """The documented limits of a precision, for graphs and engines, if nothing was measured on the model.
+    The export stage has the limits of fp32. The task stage has none here: its floor is in the spec."""
     if stage == "task":
         return Budget()
     return Budget(**TRAITS["fp32" if stage == "export" else precision].limits._asdict())
 
 
 def at_most(name: str) -> bool:
-    """Whether a metric's limit is an upper one (errors); the others are lower ones (likenesses)."""
+    """Whether a metric's limit is an upper limit (errors) and not a lower one (similarities)."""
     return name.startswith("max_") or name.endswith("_error") or name in ("nonfinite", "perplexity")
 
 
@@ -67,9 +66,9 @@ def within(name: str, value: float, limit: float) -> bool:
 class Budgets:
     """The budget of each output in each kind of case ('golden', 'edge').
 
-    measured: by output and kind, the budgets that follow from the model; the others have the default.
-    notes: by output and kind, where the limits come from.  decisions: by output of integers, how many of its elements
-    an honest kernel changes.
+    measured: by output and kind, the budgets measured on the model; the others have the default.
+    notes: by output and kind, the origin of the limits.  decisions: by integer output, how many of its elements an
+    honest kernel changes.
     """
 
     default: Budget
@@ -78,7 +77,7 @@ class Budgets:
     decisions: Mapping[str, Decisions | NearTies] = field(default_factory=dict)
 
     def of(self, output: str, kind: str, elements: int = 0) -> Budget:
-        """The budget of an output in a kind of case. elements: how many are compared, where they are integers."""
+        """The budget of an output in a kind of case. elements: number of compared elements, if they are integers."""
         budget = self.measured.get((output, kind), self.default)
         if output not in self.decisions:
             return budget
@@ -86,15 +85,15 @@ class Budgets:
 
     @property
     def tightest(self) -> Budget:
-        """The budget with the highest SQNR of all outputs, which parts of a model must keep."""
+        """The budget with the highest SQNR of all outputs; parts of a model must keep it."""
         budgets = self.measured.values() or (self.default,)
         return max(budgets, key=lambda budget: -math.inf if budget.sqnr_db is None else budget.sqnr_db)
 
     def override(self, limits: Mapping[str, float | None]) -> "Budgets":
-        """The budgets with the limits of a spec in place of documented and measured ones, for every output.
+        """The budgets of every output, with documented and measured limits replaced by the limits of a spec.
 
-        A `sqnr_db` is about all the energy of an error: it replaces all measured budgets, and the limits on slices and
-        variation move with it. Raises InputError as `Budget.override` does.
+        `sqnr_db` limits all the energy of an error: it replaces all measured budgets, and the limits on slices and
+        variation change with it. Raises InputError as `Budget.override` does.
         """
         decisions = {} if DECISIONS in limits else self.decisions
         default, overrides = self.default, self.measured
@@ -110,10 +109,10 @@ class Budgets:
 
 
 def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Honest | None = None) -> Budgets:
-    """The limits of a stage for one model: what its noise floor and honest rounding allow, else the documented ones.
+    """The limits of a stage for one model, from its noise floor and honest rounding, else the documented limits.
 
     noise: the noise floor of float32.  honest: the rounding of an honest kernel in the graph that is the stage's
-    reference. Both tighten limits and loosen them, the SQNR never below LEAST_DB.
+    reference. Both can tighten and loosen limits; the limit of the SQNR is never below LEAST_DB.
     precision: of the engine or graph.
     """
     default = default_budget(stage, precision)
@@ -145,9 +144,9 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
 def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mapping[tuple[str, str], Drift]) -> Budgets:
     """The budgets, changed for outputs that are multiples of a scale, such as int8 states.
 
-    scales: output -> scale.  drifts: (output, kind of case) -> drift of honest rounding.  A near tie moves an element
-    by a whole step, and the number of near ties is chance: one element in `NEAR_TIES` may be a step off, anywhere, so
-    slices have no limits. A wrong row, head or channel is a far larger error."""
+    scales: output -> scale.  drifts: (output, kind of case) -> drift of honest rounding.  A near tie changes an element
+    by a whole step, and the number of near ties is random: one element in `NEAR_TIES`, anywhere, may be off by a step,
+    and slices have no limits. A wrong row, head or channel is a far larger error."""
     tie_budgets, notes = dict(budgets.measured), dict(budgets.notes)
     for (output, kind), drift in drifts.items():
         if output in scales and drift.expected_sq:
@@ -162,7 +161,7 @@ def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mappi
 
 
 def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budgets:
-    """The limits where honest rounding adds nothing; `budgets` never gives stricter ones."""
+    """The limits if honest rounding adds no error; `budgets` never returns stricter ones."""
     base_budgets, noise_precision = budgets(stage, precision, noise), "fp32" if stage == "export" else precision
     if noise_precision != "fp32":
         honest_budget = _above_honest(stage, base_budgets.default, noise_precision, EXACT)[0]
@@ -172,7 +171,7 @@ def strictest(stage: Stage, precision: Precision, noise: Noise | None) -> Budget
 
 
 def _above_floor(default: Budget, rounding: str, floor: OutputFloor) -> tuple[Budget, str]:
-    """The budget that a noise floor gives in a precision, and a note that says so."""
+    """The budget that follows from a noise floor in a precision, and a note on its origin."""
     margin_db = ROUNDING_DB[rounding] + MARGIN_DB[rounding]
     sqnr_db = min(floor.sqnr_db, MOST_DB) - margin_db
     if rounding == "fp32" and default.sqnr_db is not None:
@@ -184,13 +183,13 @@ def _above_floor(default: Budget, rounding: str, floor: OutputFloor) -> tuple[Bu
 
 
 def _above_honest(stage: Stage, default: Budget, rounding: str, drift: Drift) -> tuple[Budget, str]:
-    """The budget that the drift of honest rounding gives, and a note that says so."""
+    """The budget that follows from the drift of honest rounding, and a note on its origin."""
     margin = HONEST_DB if stage == "engine" else CAST_DB
     sqnr_db = _limit_from_honest(drift.sqnr_db, margin)
     greatest_rel = max(drift.max_rel, 10 ** (-(MOST_DB - MARGIN_DB["fp32"]) / 20))
     if stage == "quantization":
-        # A classifier's honest run has a few dozen elements, of which most are saturated: their greatest error says
-        # little. One element may be wrong by as many times what the SQNR allows the whole.
+        # A classifier's honest run has a few dozen elements, most of them saturated: their greatest error says little.
+        # The relative error of one element may be at least the amplitude that the SQNR allows the whole output.
         greatest_rel = max(greatest_rel, 10 ** (-sqnr_db / 20))
     max_rel = min(greatest_rel * EXTREME, 1.0)
     times_text = "twice" if margin == HONEST_DB else "four times"
@@ -202,8 +201,8 @@ def _above_honest(stage: Stage, default: Budget, rounding: str, drift: Drift) ->
 
 
 def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Budget:
-    """The budget with the SQNR of the whole tensor as the limit of slices (`worst_slice` allows each its own honest
-    rounding), and a limit on the variation from honest rounding where something varies."""
+    """The budget with its `sqnr_db` also as the limit of slices (`worst_slice` allows each slice its own honest
+    rounding), and with a limit on the variation, from honest rounding, if the output varies."""
     budget = replace(budget, slice_sqnr_db=budget.sqnr_db)
     if not drift.centered_sq:
         return budget
@@ -215,7 +214,7 @@ def _with_quartile(budget: Budget, honest_db: float) -> Budget:
 
 
 def _limit_from_honest(honest_db: float, margin: float) -> float:
-    """The SQNR of honest rounding, or of float32's noise where that is lower, less a margin; all in decibels."""
+    """The limit for an SQNR of honest rounding (at most MOST_DB less fp32's margin), lower by `margin`; in decibels."""
     return round(max(min(honest_db, MOST_DB - MARGIN_DB["fp32"]) - margin, LEAST_DB), 1)
 
 
@@ -225,41 +224,41 @@ def _describe_loosening(default: Budget, sqnr_db: float) -> str:
 
 @dataclass(frozen=True)
 class OutputLimits:
-    """The limits of each output. honest: by output and kind of case, or edge, the drift that an honest kernel adds."""
+    """The limits of each output. honest: by output and kind of case or name of an edge, an honest kernel's drift."""
 
     budgets: Budgets
     honest: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
 
     @classmethod
     def of(cls, limits: "Budget | Budgets | OutputLimits") -> "OutputLimits":
-        """Limits of one budget for all outputs, of budgets, or the limits themselves."""
+        """The limits from one budget for all outputs, or from `Budgets`; an OutputLimits is returned unchanged."""
         if isinstance(limits, OutputLimits):
             return limits
         return cls(Budgets(limits) if isinstance(limits, Budget) else limits)
 
     def at(self, output: str, kind: str, elements: int, case: str = "") -> tuple[Budget, Drift | None]:
-        """The budget of an output of `elements` elements in a kind of case, and the drift of an honest kernel there or
-        None; of the case itself if it was measured."""
+        """The budget of an output of `elements` elements, and the drift of an honest kernel or None: of `case` if that
+        case was measured, else of the kind of case."""
         kind = case if (output, case) in self.honest else kind
         return self.budgets.of(output, kind, elements), self.honest.get((output, kind))
 
 
 @dataclass
 class StagedLimits:
-    """The limits in use, and looser ones in order, each measured when it is asked for."""
+    """The limits in use, and looser ones in order, each measured when the iterator reaches it."""
 
     current: OutputLimits
     looser: Iterator[OutputLimits] = field(default_factory=lambda: iter(()))
 
     @classmethod
     def of(cls, limits: "Budget | Budgets | OutputLimits | StagedLimits") -> "StagedLimits":
-        """Limits of a single stage, or the stages themselves."""
+        """The limits as a single stage; a StagedLimits is returned unchanged."""
         return limits if isinstance(limits, StagedLimits) else cls(OutputLimits.of(limits))
 
     def judge(self, checks: Callable[[OutputLimits], Iterable[Check]]) -> tuple[Check, ...]:
-        """The checks under the first limits that all of them pass, else under the loosest.
+        """The checks under the first limits that all checks pass, else under the loosest limits.
 
-        Under other limits no check is made after one that fails, because edges take time.
+        Only the loosest limits are checked beyond a failure, because edges take time.
         """
         verdicts: list[Check] = []
         check_iterator = iter(checks(self.current))
@@ -270,7 +269,7 @@ class StagedLimits:
         return tuple(verdicts)
 
     def loosest(self) -> OutputLimits:
-        """The last of the limits."""
+        """The loosest limits, after all are measured."""
         while self._loosen():
             pass
         return self.current

@@ -1,10 +1,10 @@
-"""Turns the drift of an output into the values of its metrics, each beside its limit.
+"""Computes the values of an output's metrics from its drift, each with its limit.
 
-The ratio of an error to an output's energy says little where most of that energy is an offset: logits of 288 with a
-signal of 0.4 keep 57 dB even if the answer is always 288. So the ratio to the variation over the golden samples has a
-limit too (`centered_sqnr_db`). It does not apply to an expected output that does not vary (masks, anchors): one whose
-variation is at most `STILL` units of its type in amplitude. At the engine stage, where the graph itself rounds to the
-engine's precision, it also does not apply if an honest kernel's rounding is half of the variation or more.
+The ratio of an output's energy to the error says little if most of the energy is an offset: logits of 288 with a signal
+of 0.4 have 57 dB even if the answer is always 288. Therefore the ratio of the variation over the golden samples to the
+error has a limit too (`centered_sqnr_db`). This limit does not apply to an output that hardly varies (masks, anchors):
+by at most `STILL` units of its type in amplitude. At the engine stage, where the graph itself rounds to the engine's
+precision, it also does not apply if an honest kernel's rounding is half of the variation or more.
 """
 
 import math
@@ -19,7 +19,7 @@ from validation.limits.terms import Budget
 from validation.metrics.drift import Drift
 from validation.metrics.slices import FEWEST, Slices, WorstSlice, worst_slice
 
-# Units of the output's type in amplitude: up to STILL a variation is not judged, up to MOVES it counts as none.
+# Amplitudes in units of the output's type: a variation up to STILL is not judged, one up to MOVES counts as none.
 STILL, MOVES = 8.0, 2.0
 _FEW = "too few samples to judge"
 _WORST = "as the worst golden sample"
@@ -27,8 +27,8 @@ _WORST = "as the worst golden sample"
 
 @dataclass(frozen=True)
 class Value:
-    """One metric. limit: None where it is only reported.  value: None where there is nothing to measure.  note: what a
-    person should know of it, or ''."""
+    """One metric. limit: None if the metric is only reported.  value: None if there is nothing to measure.  note: a
+    remark for the reader, or ''."""
 
     name: str
     limit: float | None
@@ -40,9 +40,9 @@ class Value:
 class MeasuredDrift:
     """The drift of an output over some cases, beside its budget.
 
-    still: share of the output's energy up to which its variation counts as rounding.  usual: of an edge case, the drift
-    of the golden cases.  honest: the drift that an honest kernel adds.  rounded: whether the expected output was
-    rounded to the engine's precision, as at the engine stage.
+    still: share of the output's energy up to which its variation counts as rounding.  usual: the drift of the golden
+    cases, if this is an edge case.  honest: the drift that an honest kernel adds.  rounded: whether the expected output
+    was rounded to the engine's precision, as at the engine stage.
     """
 
     drift: Drift
@@ -59,36 +59,36 @@ class MeasuredDrift:
 
     @property
     def moves(self) -> bool:
-        """Whether the expected output varies by more than the last bits of its type, so that it cannot be constant."""
+        """Whether the expected output varies by more than the last bits of its type, and thus is not constant."""
         return self._variation > self._bound_rounding(MOVES)
 
     def _bound_rounding(self, units: float) -> float:
-        """The energy of `units` units of the output's type, or of an honest kernel's rounding where that is more."""
+        """The energy of `units` units of the output's type, or twice that of an honest kernel's rounding if greater."""
         rounding_error = 2 * self._per_count("error_sq", self.honest if self.rounded else None)
         return max((units / STILL) ** 2 * self.still * self.drift.expected_sq, rounding_error)
 
     def _per_count(self, name: str, drift: Drift | None) -> float:
-        """An energy of another drift, for as many elements as this one has; 0 without one."""
+        """The energy `name` of another drift, scaled to this drift's number of elements; 0 without another drift."""
         energy: float = getattr(drift, name) / drift.count if drift and drift.count else 0.0
         return energy * self.drift.count
 
     @property
     def _variation(self) -> float:
-        """Energy of the variation, at least that of as many elements of the golden cases."""
+        """Energy of the variation; at least that of the golden cases, scaled to as many elements."""
         return max(self.drift.centered_sq, self._per_count("centered_sq", self.usual))
 
     @cached_property
     def _sized(self) -> Drift:
-        """The drift with at least the energy and the peak of the golden cases, since an edge may hold one sample."""
+        """The drift with at least the golden cases' energy and peak, since an edge case may have only one sample."""
         if self.usual is None:
             return self.drift
         energy = max(self.drift.expected_sq, self._per_count("expected_sq", self.usual))
         return replace(self.drift, expected_sq=energy, peak=max(self.drift.peak, self.usual.peak))
 
     def _of_worst(self, limit: float | None, energy: float) -> float | None:
-        """The limit of an edge case of a quantized graph: at most the SQNR of the worst golden sample at this energy.
+        """The limit for an edge case: of a quantized graph, at most the SQNR of the worst golden sample at this energy.
 
-        Such an edge is a few golden samples. An engine's edges keep the limit, because they run other kernels.
+        Such a case has a few golden samples. An engine's edges keep `limit`, because they run other kernels.
         """
         sample_errors = self.usual.samples if self.usual and not self.rounded else None
         if limit is None or sample_errors is None or not energy:
@@ -153,21 +153,21 @@ class MeasuredDrift:
 
 
 def still_share(expected: np.dtype) -> float:
-    """The share of an output's energy up to which its variation counts as rounding of its type (float32 at best)."""
+    """The share of an output's energy up to which variation counts as rounding of its type (of float32 at least)."""
     unit = float(np.finfo(expected).eps) if expected.kind == "f" else 0.0
     return (STILL * max(unit, float(np.finfo(np.float32).eps))) ** 2
 
 
 def of_golden(drift: Drift) -> Drift:
-    """The drift of the golden cases for comparison with limits: of a single sample, with the variation within it."""
+    """The drift of the golden cases for comparison with limits; a single sample has the variation within the sample."""
     if drift.slices is None or drift.slices.samples != 1:
         return drift
     return _with_slices(drift, drift.slices.within())
 
 
 def of_edge(drift: Drift, usual: Drift | None) -> Drift:
-    """The drift of an edge case for comparison with limits: with its variation about the means of the golden cases.
-    usual: their drift; None takes the variation within the output."""
+    """The drift of an edge case for comparison with limits, with the variation about the means of the golden cases.
+    usual: the drift of the golden cases; None: the variation within the output is used."""
     if drift.slices is None:
         return drift
     edge_slices = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()

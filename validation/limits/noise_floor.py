@@ -1,11 +1,11 @@
-"""The noise floor: how far a model's float32 outputs are from exact ones, which no engine is responsible for.
+"""The noise floor: the error of a model's own float32 outputs, which is no fault of an engine.
 
 The model is run in float64 and in float32 on cases of the golden set. An engine's limits follow from the difference
 (`budget`): a rounding unit of float16 is 2^13 times that of float32 and one of bfloat16 2^16 times (Higham,
 "Accuracy and Stability of Numerical Algorithms", 2002, chapters 2 and 3: to first order, errors grow with the unit).
 
-ONNX's own reference evaluator runs the graph in float64 with numpy. Convolutions and max pooling, which it computes
-element by element, are done here by matrix products and windows, and its Erf rounds to float32.
+ONNX's own reference evaluator runs the graph in float64 with numpy. Its convolutions and max pooling, which work
+element by element, are replaced by matrix products and windows; its Erf is replaced because it rounds to float32.
 """
 
 import math
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
     from onnx.reference.op_run import OpRun
 
-# Cases of each kind that are measured: one in float64 takes as long as several inferences.
+# At most this many cases of each kind are measured: one in float64 takes as long as several inferences.
 MOST_CASES = 2
-# Operators with a random result, so that two runs differ by more than rounding.
+# Operators with a random result: two runs differ by more than rounding.
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
@@ -42,8 +42,8 @@ def random_operator(model: "ModelProto") -> str | None:
 
 
 class DoubleSession:
-    """Runs a float32 ONNX model in float64. Raises ValueError for a model with random operators, and with the
-    evaluator's error for one that it does not implement."""
+    """Runs a float32 ONNX model in float64. Raises ValueError for random operators, for a large tree ensemble, and for
+    an operator that the evaluator does not implement (with its error)."""
 
     def __init__(self, model: Path) -> None:
         from onnx.reference import ReferenceEvaluator
@@ -51,12 +51,12 @@ class DoubleSession:
         outline = load_outline(model, lists=True)
         if operator_name := random_operator(outline):
             raise ValueError(f"{operator_name} gives random results")
-        if lacks_lists(outline):  # minutes and gigabytes: the evaluator makes a Python object of each number
+        if lacks_lists(outline):  # the evaluator makes a Python object of each number: gigabytes, minutes
             raise ValueError("a tree ensemble of this size is not run in float64")
         try:
             light_model = without_weights(outline)
             weight_names = {initializer.name for initializer in light_model.graph.initializer}
-            # Beside the model, since protobuf would hold and copy them in float64.
+            # Kept outside the model, because protobuf would store and copy float64 weights.
             outside_tensors = [tensor for tensor in outline.graph.initializer if tensor.name not in weight_names]
             self._weights = {tensor.name: _as_double(to_array(tensor)) for tensor in outside_tensors}
             _widen(light_model)
@@ -65,7 +65,7 @@ class DoubleSession:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """All outputs, float32 ones as float64. Raises ValueError with the evaluator's error where that fails."""
+        """All outputs, float32 ones as float64. Raises ValueError with the evaluator's error if the evaluator fails."""
         feeds = self._weights | {name: _as_double(array) for name, array in inputs.items()}
         try:
             with np.errstate(all="ignore"):
@@ -207,7 +207,7 @@ def _ints(value: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class OutputFloor:
-    """One output in float32 against float64, over some cases: the least SQNR in decibels, the greatest max_rel."""
+    """The error of one output in float32 against float64: the least SQNR in decibels and the greatest max_rel."""
 
     sqnr_db: float
     max_rel: float
@@ -215,7 +215,7 @@ class OutputFloor:
 
 @dataclass(frozen=True)
 class Noise:
-    """The floor by output and kind of case ('golden', 'edge'). reason: why nothing was measured; empty where it was."""
+    """The floor by output and kind of case ('golden', 'edge'). reason: why nothing was measured, or ''."""
 
     floors: Mapping[str, Mapping[str, OutputFloor]] = field(default_factory=dict)
     reason: str = ""
@@ -226,7 +226,7 @@ def noise_floor(
 ) -> Noise:
     """Compare two ways to run one model. exact: in float64.  single: in float32.  cases: inputs by kind of case.
 
-    The result has no floors where `exact` raises ValueError, whose first line is then the reason.
+    If `exact` raises ValueError, the result has no floors, and the error's first line is the reason.
     """
     floors: dict[str, dict[str, OutputFloor]] = {}
     for kind, inputs in cases.items():

@@ -1,4 +1,4 @@
-"""What rounding by an honest kernel changes in a graph's outputs, as values that an engine's limits follow from."""
+"""Errors and changed decisions that an honest kernel's rounding causes in outputs: the basis of an engine's limits."""
 
 import math
 from bisect import bisect_right
@@ -15,31 +15,31 @@ from validation.metrics.slices import HONEST_MARGIN, AxisSums, Slices, fit_lengt
 from validation.statistics.rates import lower, upper
 from validation.statistics.serial_dependence import beta_cdf
 
-# The factor allowed over the measured number of changed integers: like the other errors of honest rounding, near ties
-# fall to the other side in proportion to the error's amplitude.
+# The factor over the measured number of changed integers: the number of near ties that change is proportional to the
+# amplitude of the error, for which other limits have the same factor.
 MARGIN = 2
-# Elements that one near tie changes where there are several: two change places. Of few elements that is at most one of
-# LEAST_OF or part of it, and no more than half: that of one sample alone could have any answer.
+# A near tie between two elements changes PAIR elements, because they swap. With few elements, the allowance for a near
+# tie is at most one of LEAST_OF (rounded up) and at most half: otherwise a single sample could have any answer.
 PAIR, LEAST_OF = 2, 8
-# The chance that a bound is wrong: one engine in a hundred.
+# The probability that a bound is wrong: for one engine in a hundred.
 LEVEL = 0.01
-# Agreement where honest rounding changes nothing.
+# The agreement if honest rounding changes nothing.
 MOST = 1.0
 
-# Of all decisions of a quantized graph at most this share may be others than the model's, as far as its data shows with
-# a chance of LEVEL to be wrong (Clopper and Pearson, Biometrika 26, 1934): one near tie of 48 is 2 %.
+# The share of a quantized graph's decisions that may differ from the model's. A check fails only if the data shows more
+# at level LEVEL (Clopper and Pearson, Biometrika 26, 1934), because one near tie of 48 is already 2 %.
 MOST_CHANGED = 0.01
-# The share of near ties that a single class may have.
+# The probability with which near ties change a row of a class.
 CHANCE = 0.1
 
 
 @dataclass(frozen=True)
 class NearTies:
-    """The limit on changed integers of a quantized graph. Quantization changes near ties, so some integers may change:
-    as many as do not show, at the level LEVEL, that more than `MOST_CHANGED` of all would."""
+    """The limit on changed integers of a quantized graph. Quantization changes near ties. Some integers may change, as
+    long as their number does not show, at level LEVEL, a share of changes over `MOST_CHANGED`."""
 
     def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
-        """The share of equal elements that a case of so many must have."""
+        """The share of equal elements that a case with `elements` elements must have."""
         counts = range(1, elements + 1)
         allowance = bisect_right(counts, MOST_CHANGED, key=lambda count: lower(count, elements, LEVEL))
         return math.floor(1e4 * (1 - allowance / elements)) / 1e4 if elements else 1.0
@@ -53,12 +53,12 @@ class NearTies:
 
 @dataclass(frozen=True)
 class Decisions:
-    """How many integers of one output honest rounding changes in the golden cases, by the way to round that changes
-    most, and the agreement that an engine must have.
+    """The number of integers of one output that honest rounding changes in the golden cases, under the way of rounding
+    that changes most; it determines the agreement that an engine must have.
 
     changed, elements: of the measured cases.  together: the most that changed in one sample, since one near tie may
-    move all that is sorted behind it.  unmeasured: elements of the other golden cases.  case: elements of one case; 0
-    where all measured ones are one case.
+    move all elements sorted behind it.  unmeasured: elements of the other golden cases.  case: elements of one case; 0
+    if all measured elements are of one case.
     """
 
     changed: int
@@ -70,9 +70,9 @@ class Decisions:
     def limit(self, kind: str, elements: int) -> float:
         """The share of equal elements that an engine must have in a case of `elements` elements, at most MOST.
 
-        kind: 'golden' or 'edge'. Edges are made of the golden samples, so they hold no near tie where those hold none.
-        Otherwise as many elements may change as do in 99 of 100 edges (binomial distribution with the golden cases'
-        share), for each repetition of a case in a larger edge.
+        kind: 'golden' or 'edge'. Edge cases are made of golden samples: without near ties in golden cases, they have
+        none. Otherwise the allowance per repetition of a golden case is the number of changes that 99 of 100 edges do
+        not exceed (binomial distribution with the golden cases' share).
         """
         allowance = 0.0
         if kind == "golden":
@@ -89,10 +89,10 @@ class Decisions:
     def share(self) -> float:
         """The share of the golden cases' elements that may change.
 
-        Of the measured elements: twice as many as changed, and one near tie more if they are not few. Of the others:
-        the upper bound of Clopper and Pearson (Biometrika 26, 1934), because no near tie among few elements does not
-        prove that the rest has none. Elements that change together count as one observation, as a design effect of that
-        size (Korn and Graubard, Survey Methodology 24, 1998).
+        Measured elements: twice the number that changed, or that number and one near tie if this is more. Other
+        elements: the upper bound of Clopper and Pearson (Biometrika 26, 1934), because a few elements without a near
+        tie do not prove that the rest has none. Elements that change together count as one observation, as a design
+        effect of that size (Korn and Graubard, Survey Methodology 24, 1998).
         """
         if not self.elements:
             return 1.0
@@ -106,18 +106,18 @@ class Decisions:
         return f"{summary}; twice as many may change, and at least one near tie more"
 
 
-# The normal quantile of 0.999, in standard errors, and what the other sample adds (`_chance`).
+# The normal quantile of 0.999, in standard errors, and the factor for the variation of the other sample (`_chance`).
 _THOUSANDTH, _OTHER = 3.09, 1.3
-# `sqnr_of_most` leaves out one of ONE_OF samples, less LESS; it needs FEWEST_SAMPLES.
+# `sqnr_of_most` leaves out `count // ONE_OF - LESS` of the samples, and needs FEWEST_SAMPLES samples.
 ONE_OF, LESS, FEWEST_SAMPLES = 8, 2, 16
 
 
 @dataclass(frozen=True)
 class Honest:
-    """What honest rounding adds: the drift by output and kind of case ('golden', 'edge', or the name of one edge).
+    """The errors of honest rounding: the drift by output and kind of case ('golden', 'edge', or the name of one edge).
 
-    most_samples: by output, the SQNR in decibels of most golden samples (`sqnr_of_most`).  decisions: by output of
-    integers.  reason: why nothing was measured; empty where it was.
+    most_samples: by output, the SQNR in decibels of most golden samples (`sqnr_of_most`).  decisions: by integer
+    output.  reason: why nothing was measured, or ''.
     """
 
     drifts: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
@@ -127,9 +127,9 @@ class Honest:
 
 
 def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
-    """A drift that has the worst of several in each metric, and in each slice their greatest energy per element.
+    """A drift with the worst value of each metric, and in each slice the greatest error energy per element.
 
-    usual: the drift of the golden set, whose variation over the samples counts, since an edge may hold one sample.
+    usual: the drift of the golden set, whose variation over the samples is used, since an edge may have one sample.
     """
     worst_change = min(drifts, key=lambda drift: drift.sqnr_db)
     drifts = [drift.scale_to(worst_change.exponent) for drift in drifts]
@@ -146,12 +146,12 @@ def greatest(drifts: Sequence[Drift], usual: Drift) -> Drift:
 def sqnr_of_most(drift: Drift) -> float | None:
     """The SQNR against the variation, in decibels, that all but `count // ONE_OF - LESS` of the samples have or exceed.
 
-    None with fewer than FEWEST_SAMPLES samples. In a small net, an element that falls to the other side of a
-    quantization step moves few samples and a fault moves most: the energy of the whole then shows the former, a
-    quartile of the samples the latter. In a large net such elements move all samples. Another kernel moves other
-    samples: if each moves with the same chance in both, whichever it is, then over a quarter of an engine's samples
-    move although most do not here in at most 7 of 1,000 engines, and with 48 samples or more in 2 to 4 (sums of two
-    binomial distributions at the worst chance).
+    None with fewer than FEWEST_SAMPLES samples. In a small net, an element that rounds to the other quantization step
+    changes few samples, and a fault changes most: the energy of the whole shows the former, a quartile of the samples
+    the latter. In a large net such elements change all samples. Another kernel changes other samples. If samples
+    change with one probability in both kernels, whatever its value, then in at most 7 of 1,000 engines over a quarter
+    of the samples change although most do not here; with 48 samples or more in 2 to 4 (sums of two binomial
+    distributions at the worst probability).
     """
     if drift.samples is None or (count := drift.samples.samples) < FEWEST_SAMPLES:
         return None
@@ -159,17 +159,17 @@ def sqnr_of_most(drift: Drift) -> float | None:
 
 
 def sqnr_of_worst(drift: Drift) -> float:
-    """The SQNR against the variation of the worst sample, for runs of few samples in which all of them move."""
+    """The SQNR of the worst sample against the variation, for runs of few samples in which rounding changes all."""
     return drift.sample_sqnr_db(drift.samples.samples) if drift.samples else math.inf
 
 
 def with_chance(drift: Drift, filled: int, magnitudes: Mapping[int, Array] | None = None) -> Drift:
-    """The drift with greater error energies where few elements show them, in the whole and in each slice.
+    """The drift with error energies raised, in the whole and in each slice, if few elements determine them (`_chance`).
 
-    filled: elements of the whole that are not zero on both sides; only those of a sparse output can be off.
-    magnitudes: by axis of the slices, the sum of |a - e| of each, arrays of (size of the axis,). Where most of a
-    slice's energy is that of few elements (of a softmax's class, at the few places where it is in doubt), so many show
-    it as their participation ratio is, (sum |a - e|)^2 / sum (a - e)^2.
+    filled: number of elements that are not zero on both sides; in a sparse output only these can have errors.
+    magnitudes: by axis of the slices, the sum of |a - e| of each, arrays of (size of the axis,). If few elements have
+    most of a slice's energy (for a class of a softmax: the few places where it is uncertain), their number is the
+    participation ratio (sum |a - e|)^2 / sum (a - e)^2.
     """
     axes = {}
     for axis, sums in drift.slices.axes.items() if drift.slices else ():
@@ -185,11 +185,11 @@ def with_chance(drift: Drift, filled: int, magnitudes: Mapping[int, Array] | Non
 
 
 def _chance(count: Array) -> Array:
-    """The factor for the mean energy of `count` errors so that another sample of errors exceeds HONEST_MARGIN times the
-    result in one of a thousand cases; 1 from 17 elements on.
+    """The factor for the mean energy of `count` errors: another sample of errors exceeds HONEST_MARGIN times the
+    result in one of a thousand cases. 1 from 17 elements on.
 
     The mean of squared normal errors is chi-squared over its degrees of freedom; its quantile is that of Wilson and
-    Hilferty, "The Distribution of Chi-Square", 1931. _OTHER: what the other sample, of some fifty elements, adds.
+    Hilferty, "The Distribution of Chi-Square", 1931. _OTHER: for the other sample (some fifty elements).
     """
     variance = 2 / (9 * np.maximum(count, 1.0))
     low = np.maximum(1 - variance - _THOUSANDTH * np.sqrt(variance), 0.05) ** 3
@@ -197,7 +197,7 @@ def _chance(count: Array) -> Array:
 
 
 def _greatest_slices(slice_sets: Sequence[Slices]) -> Slices | None:
-    """Slices with the greatest error energy per element of several; all other sums are 1."""
+    """Slices with the greatest error energy per element of all sets; all other sums are 1."""
     if not slice_sets:
         return None
     axes = {}
@@ -212,9 +212,9 @@ def _greatest_slices(slice_sets: Sequence[Slices]) -> Slices | None:
 
 
 def lost_classes(class_counts: Mapping[int, int], change_counts: Mapping[int, int]) -> tuple[list[int], int]:
-    """The classes of whose rows more than half changed, and how many chance makes of these where each row changes with
-    a probability of `CHANCE`: more with a probability below `LEVEL` (binomial, and Poisson's approximation of their
-    number). class_counts, change_counts: rows by class."""
+    """The classes with more than half of their rows changed, and the number of such classes that chance explains: if
+    each row changes with probability `CHANCE`, more have a probability below `LEVEL` (binomial; Poisson's approximation
+    for their number). class_counts, change_counts: rows by class."""
     lost_names = [index for index, count in sorted(class_counts.items()) if 2 * change_counts.get(index, 0) > count]
     mean = sum(_most_change(count) for count in class_counts.values())
     allowance, term = 0, math.exp(-mean)
@@ -228,7 +228,7 @@ def lost_classes(class_counts: Mapping[int, int], change_counts: Mapping[int, in
 
 @lru_cache(maxsize=4096)
 def _most_change(count: int) -> float:
-    """The probability that more than half of so many rows change; below 1e-9 of 40 or more."""
+    """The probability that more than half of `count` rows change; from 40 rows on it is below 1e-9, returned as 0."""
     if count >= 40:
         return 0.0
     shares = (math.comb(count, k) * CHANCE**k * (1 - CHANCE) ** (count - k) for k in range(count // 2 + 1, count + 1))

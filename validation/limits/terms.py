@@ -1,4 +1,4 @@
-"""The limits of drift as a spec has them. Standard library and annotated-types only."""
+"""The limits of drift in a spec. Imports only the standard library and annotated-types."""
 
 import math
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from enginesmith.core.text import suggest
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of the metrics of `Drift`, by their names, as a spec has them; a metric without a limit (None) is reported
-    and not checked.
+    """A spec's limits of the metrics of `Drift`, by metric name. A metric without a limit (None) is reported and not
+    checked.
 
     max_abs, max_rel: upper limits (max_rel relative to the output's peak).  Lower limits, the dB ones in decibels:
     sqnr_db; centered_sqnr_db, against the output's variation over the samples; slice_sqnr_db, of the worst slice;
@@ -32,11 +32,11 @@ class Budget:
 
     @property
     def agreement(self) -> float:
-        """The least share of equal elements of integers: all of them, unless the limit on decisions lets some go."""
+        """The least share of equal elements of integers: `argmax_agreement`, or 1 without that limit."""
         return 1.0 if self.argmax_agreement is None else self.argmax_agreement
 
     def override(self, limits: Mapping[str, float | None]) -> "Budget":
-        """The budget with some limits replaced; None lifts one. Raises InputError for an unknown name or value."""
+        """The budget with some limits replaced; None lifts a limit. Raises InputError for an unknown name or value."""
         metric_names = [metric.name for metric in fields(self)]
         for name, value in limits.items():
             if name not in metric_names:
@@ -47,7 +47,7 @@ class Budget:
         return replace(self, **{name: None if value is None else float(value) for name, value in limits.items()})
 
     def with_sqnr(self, sqnr_db: float | None) -> "Budget":
-        """The budget with another SQNR; its limits on slices and variation stay as far below it, or get lower."""
+        """The budget with another SQNR limit. If that is lower, the limits on slices and variation fall as much."""
         limits = {"sqnr_db": sqnr_db}
         for name in ("centered_sqnr_db", "slice_sqnr_db"):
             limit = getattr(self, name)

@@ -1,1 +1,1 @@
-"""Metrics of the distance between outputs, whose parts merge."""
+"""Metrics of the distance between outputs; results of parts merge into the result of the whole."""

@@ -17,7 +17,7 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 #
 # Definitions for a row with expected logits e and actual logits a, P = softmax(e), Q = softmax(a), natural logarithms:
 #
-# - agreement     the argmax of a is also a maximum of e, so ties in e agree; a row with NaN agrees with nothing
+# - agreement     the argmax of a is also a maximum of e: any of several equal maxima agrees; NaN agrees with nothing
 # - top_k         |top_k(e) and top_k(a)| / k, averaged over the rows
 # - kl            sum P log(P / Q), the Kullback-Leibler divergence (Kullback and Leibler, "On Information and
 #                 Sufficiency", 1951), in nats
@@ -26,17 +26,17 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 #
 # A constant added to a row changes none of them.
 #
-# For decisions: how many rows name each class in the expected output, and how many of these rows changed. The lead of a
-# row is its greatest value less the next one. A row is clear if its lead is at least the row's standard deviation: this
-# holds for one in nine rows of ten normal numbers, and for most rows of a trained classifier. A single value decides by
-# its side of 0, or of 0.5 if all lie within 0 and 1. A row of one or two values is clear if its lead is at least a
-# quarter of the root mean square of the leads of all cases: relative to its own case, a single row would always be.
+# For decisions: the number of rows by class in the expected output, and the number of these rows that changed. The lead
+# of a row is its greatest value less the next one. A row is clear if its lead is at least the row's standard deviation:
+# one in nine rows of ten normal numbers is clear, and most rows of a trained classifier. The decision of a single value
+# is its side of 0, or of 0.5 if all values are from 0 to 1. A row of one or two values is clear if its lead is at least
+# a quarter of the root mean square of the leads of all cases: relative to its own case, a single row is always clear.
 
 # The number of elements that are compared at a time.
 CHUNK = 1 << 16
 TOP_K = 5
 _SUMS = ("count", "agreeing", "shared", "finite", "kl_sum")
-# The most rows of an array whose lead is measured, changed rows of an output whose lead is stored, and distinct
+# Upper limits: rows of an array whose lead is measured; changed rows of an output whose lead is stored; distinct
 # integers that count as classes.
 MOST_LOOKED_AT, MOST_AHEAD, MOST_CLASSES = 256, 64, 1 << 16
 # The most leads of a class that are stored over all arrays.
@@ -46,13 +46,13 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums and maxima over rows; `merge` of two parts gives those of the whole.
+    """Sums and maxima over rows; `merge` of two parts returns those of the whole.
 
     count: rows.  agreeing: rows with the same decision.  shared: sum of top_k.  finite: rows whose values are all
-    finite; kl_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
-    at most the length of a row.  named, changed: number of rows by expected class, and of rows among them with another
-    decision.  ahead: the greatest expected leads of changed rows, at most `MOST_AHEAD`.  leads: expected leads by
-    class, of the first rows of each array; for rows of three values or more, in units of the row's standard deviation.
+    finite; kl_sum, kl_max, js_max are over these rows.  worst: index of the row with the largest js.  k: of top_k, at
+    most the length of a row.  named: number of rows by expected class.  changed: number of rows with another decision,
+    by expected class.  ahead: the greatest expected leads of changed rows, at most `MOST_AHEAD`.  leads: expected leads
+    by class, of the first rows of each array; for three or more values, in units of the row's standard deviation.
     classes: number of values in a row; 0 for integers.
     """
 
@@ -87,7 +87,8 @@ class RowSums:
 
     @property
     def names_classes(self) -> bool:
-        """Whether the rows are decisions between classes: they name several, and at least half of them are clear."""
+        """Whether the rows are decisions between classes: several classes occur, and at least half of rows are
+        clear."""
         return len(self.named) > 1 and 2 * sum(self.clear.values()) >= sum(self.looked_at.values())
 
     @property
@@ -102,7 +103,7 @@ class RowSums:
 
     @property
     def top_k_agreement(self) -> float:
-        """Mean share of the k likeliest classes that both sides have in common; 1 without rows."""
+        """Mean share of the k likeliest classes that are the same on both sides; 1 without rows."""
         return self.shared / self.count if self.count else 1.0
 
     @property
@@ -136,7 +137,7 @@ def measure_rows(
 ) -> RowSums:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
-    divergences: False compares only decisions, in a fraction of the time; top_k and kl are then NaN.
+    divergences: if False, only decisions are compared, in a fraction of the time; top_k and kl are then NaN.
     counted: bool, of the rows' shape; decisions of rows with False are left out.
     expected, actual: [.., classes].  k: of the top-k agreement.
     """
@@ -174,7 +175,7 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
 
 
 def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
-    """The decisions of rows [rows, classes]. max_rows: number of rows whose lead is measured."""
+    """The sums of decisions of rows [rows, classes]. max_rows: number of rows whose lead is measured."""
     agree_mask, class_count, threshold = _agree(e, a), e.shape[1], 0.0
     if class_count == 1:
         threshold = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
@@ -197,7 +198,7 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
 
 def _lead(rows: Array, middle: float) -> Array:
     """The greatest value of each row less the next one, float64 (rows,). For single values: the distance from `middle`
-    times the root of 2, as its error is that of one number and not of two."""
+    times the root of 2, because its error is that of one number and not of two."""
     if rows.shape[1] == 1:
         return np.asarray(math.sqrt(2) * np.abs(rows[:, 0].astype(np.float64) - middle))
     top_two = np.partition(rows, -2, axis=1)[:, -2:].astype(np.float64)
@@ -205,7 +206,7 @@ def _lead(rows: Array, middle: float) -> Array:
 
 
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
-    """The decisions of integers, each of which names a class; None if there are more than `MOST_CLASSES` classes."""
+    """The sums of decisions of integers, each a class; None with more than `MOST_CLASSES` classes."""
     e, agreement = expected.reshape(-1), (expected == actual).reshape(-1)
     id_counts = count_by_class(e)
     if len(id_counts) > MOST_CLASSES:
@@ -242,7 +243,7 @@ def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
     log_p, log_q = log_softmax(e), log_softmax(a)
     p, q = np.exp(log_p), np.exp(log_q)
     kl = np.einsum("ij,ij->i", p, log_p - log_q)
-    # A mean below the least normal number is raised to that; its factor is as small, so that the product is negligible.
+    # A mean below the least normal number is raised to that number; its factor is as small, and the product negligible.
     log_m = np.log(np.maximum((p + q) / 2, np.finfo(np.float64).tiny))
     js = (np.einsum("ij,ij->i", p, log_p - log_m) + np.einsum("ij,ij->i", q, log_q - log_m)) / 2
     return np.maximum(kl, 0), np.clip(js, 0, math.log(2))  # rounding may leave them a little outside
@@ -255,7 +256,7 @@ def log_softmax(logits: Array) -> Array:
         return np.asarray(shifted_logits - np.log(np.exp(shifted_logits).sum(axis=1, keepdims=True)))
 
 
-# How far an output moved: metrics over pairs of arrays, in one pass; parts merge into the drift of the whole.
+# The drift of an output: metrics over pairs of arrays, in one pass; parts merge into the drift of the whole.
 #
 # Definitions (e expected, a actual, sums over all finite elements, float64 throughout):
 #
@@ -268,19 +269,19 @@ def log_softmax(logits: Array) -> Array:
 # - centered_sqnr_db  10 log10(sum (e - m)^2 / sum (a - e)^2) = -10 log10(1 - R^2), m the mean of that feature over the
 #             samples: an offset, however large, is no signal
 # - slice_sqnr_db     sqnr_db of the worst slice: of one index of one axis (`slices`)
-# - quartile_sqnr_db  centered_sqnr_db that three of four samples reach: the mean squared error of a sample against the
-#             variation of all. A few samples with much greater errors do not affect it (`SampleErrors`)
+# - quartile_sqnr_db  centered_sqnr_db that three of four samples reach: the variation of all samples over the mean
+#             squared error of a sample. A few samples with much greater errors do not affect it (`SampleErrors`)
 #
 # The last three need the number of samples. Decisions along the last axis cost more and are measured on request.
 #
-# Sums of squares of float64 that would overflow or underflow are taken in units of a power of two (`exponent`).
+# Sums of float64 squares that would overflow or underflow are computed in units of a power of two (`exponent`).
 #
-# An element is non-finite, and never passes, unless both are finite or both are the same infinity (a mask); equal
+# A pair of elements counts as non-finite, and never passes, unless both are finite or the same infinity (a mask). Equal
 # infinities are left out of the sums. Integers and booleans are decisions, which are compared for equality.
 #
 # The arrays are read once, in order, and never copied whole.
 
-# The number of bins of `SampleErrors` for a factor of two: 0.1 dB each.
+# The number of bins of `SampleErrors` per factor of two: 0.1 dB each.
 STEPS = 32
 
 
@@ -289,8 +290,8 @@ class SampleErrors:
     """A logarithmic histogram of the samples' mean squared errors (as HdrHistogram: Tene, 2012).
 
     counts: samples by floor(STEPS log2(mean squared error)).  exact: number of samples without an error. A few samples
-    rightly have much greater errors, because an element fell to the other side of a quantization step; they change a
-    mean, but not a quantile. The histogram has at most some ten thousand bins, for any number of samples.
+    rightly have much greater errors, because an element rounded to the other quantization step; they change a mean, but
+    not a quantile. The histogram has at most some ten thousand bins, for any number of samples.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -317,7 +318,7 @@ class SampleErrors:
         return SampleErrors(Counter(self.counts) + Counter(other.counts), self.exact + other.exact)
 
     def log2_at(self, rank: int) -> float:
-        """log2 of the mean squared error that `rank` samples do not exceed; -inf if these have no error."""
+        """log2 of the mean squared error that `rank` samples do not exceed; -inf if these samples have no error."""
         if rank <= self.exact:
             return -math.inf
         sample_count = self.exact
@@ -333,11 +334,11 @@ _ERROR_SUMS = ("count", "error_sq", "expected_sq", "actual_sq", "dot", "nonfinit
 
 @dataclass(frozen=True)
 class Drift:
-    """Sums and maxima over compared elements; `merge` of two parts is the drift of the whole.
+    """Sums and maxima over compared elements; `merge` of two parts returns the drift of the whole.
 
     count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.  centered_sq: sum of
-    (e - m)^2, m the mean of that feature over the samples.  nonfinite: elements that are NaN or an infinity where none
-    is expected.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
+    (e - m)^2, m the mean of that feature over the samples.  nonfinite: pairs with NaN, or an infinity that the other
+    side lacks.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
     mismatches: unequal elements of an integer output; None for floating point.  rows, elements: decisions of rows and
     of elements, on request.  slices, samples: if the number of samples is known.  exponent: sums of squares and of
     products are in units of 2^(2 exponent).
@@ -459,10 +460,10 @@ def measure(
 ) -> Drift:
     """The drift of an output from the expected one.
 
-    decisions: whether to compare also the argmax of rows along the last axis, or the classes that integers name.
-    counted: as in `measure_rows`.  elements: whether each value may be a decision; `counted` then has their shape.
-    threads: number of threads; 0 for as many as pay.  samples: number of samples along axis 0, or 1 if the whole array
-    is one sample; with it, slices and the variation over the samples are measured.
+    decisions: whether to also compare the argmax of rows along the last axis, or the classes of integers.
+    counted: as in `measure_rows`.  elements: whether each value may be a decision; `counted` then has the elements'
+    shape.  threads: number of threads; 0 for as many as save time.  samples: number of samples along axis 0, or 1 if
+    the whole array is one sample; if set, slices and the variation over the samples are measured.
     expected, actual: arrays of one shape, which may be memory-mapped.
     Raises ValueError when shapes or kinds differ, and for complex numbers.
     """

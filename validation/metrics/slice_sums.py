@@ -11,15 +11,15 @@ import numpy as np
 from enginesmith.arrays import Array
 from validation.metrics.slices import AxisSums, Block, Marginals, Slices, blocks_of, pairs_of
 
-# Running sums over the samples of an output that arrives in blocks of features; its slices follow from them.
+# Running sums over the samples of an output, in blocks of features; the sums over slices are computed from them.
 
-# The width to which narrow rows are folded, because a loop over ten columns costs more than its sums.
+# Narrow rows are folded to this width, because a loop over ten columns costs more than its sums.
 FOLD = 512
 
 
 class FeatureSums:
-    """Running sums over the samples of a block, for each of its features: of d, d^2, (a - e)^2 and |e|, with
-    d = e - shift; and the greatest -e and e.
+    """Running sums over samples for each feature of a block: of d, d^2, (a - e)^2 and |e|, with d = e - shift; and
+    the greatest -e and e.
 
     shift: the first sample, flat.  rows: the total number of samples.
     """
@@ -32,7 +32,7 @@ class FeatureSums:
         self._reach = np.array([-self._shift, self._shift])
 
     def add(self, values_64: Array, error: Array, values: Array) -> tuple[float, float]:
-        """Add whole rows, flat and in float64, which are overwritten. Returns the least and the greatest value.
+        """Add whole rows and return the least and the greatest value. values_64, error: flat float64, overwritten.
 
         values: the numbers of `values_64` again, flat, of any type.
         """
@@ -70,11 +70,11 @@ class FeatureSums:
         return np.asarray(feature_sums)
 
     def reach(self) -> Array:
-        """Per feature the greatest -e and the greatest e, as an array of (2, features)."""
+        """The greatest -e and the greatest e of each feature: an array of (2, features)."""
         return np.asarray(self._reach.reshape(2, -1, self._width).max(axis=1))
 
     def finish(self) -> tuple[Array, Array]:
-        """Per feature the mean, and the sums of e^2, (e - m)^2, (a - e)^2 and |e| as an array of (4, features)."""
+        """The mean of each feature, and its sums of e^2, (e - m)^2, (a - e)^2 and |e|: an array of (4, features)."""
         shift, sums = self._shift[: self._width], self._fold_sums()
         if self._rows == 1:
             np.square(shift, out=sums[0])
@@ -93,9 +93,9 @@ class FeatureSums:
 
 
 class SliceSums:
-    """The slices of an output that arrives in blocks of features.
+    """Computes the slices of an output from blocks of features.
 
-    samples: the length of axis 0 where its entries are samples; any other number makes the whole output one sample.
+    samples: the length of axis 0 if its entries are samples; with any other number the whole output is one sample.
     """
 
     def __init__(self, shape: Sequence[int], samples: int) -> None:
@@ -127,11 +127,11 @@ class SliceSums:
 
 # Running sums over chunks of two arrays, in float64 buffers that stay in the cache.
 
-# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; these do not pay.
+# Elements per sum of products in BLAS: for more than 10,000, BLAS starts threads, which cost more than they save.
 PIECE = 1 << 13
-# For narrower rows a sum by BLAS for each row does not pay.
+# Rows narrower than this are summed without BLAS, whose call for each row costs more than it saves.
 NARROW = 128
-# sum a^2 is computed from the other sums by a = e + (a - e), unless it is less than this share of sum e^2: then too
+# sum a^2 is computed from the other sums by a = e + (a - e), unless it is less than this share of sum e^2, where too
 # many digits cancel.
 CANCELLED = 1e-4
 
@@ -139,9 +139,9 @@ Part = dict[str, Any]
 
 
 class ChunkSums:
-    """Running sums over chunks, in units of 2^exponent; two buffers hold a chunk in float64.
+    """Running sums over chunks, in units of 2^exponent. Two buffers store a chunk in float64.
 
-    features: receives the chunks too, in whole rows of `width` elements; `energies` has the squared error of each row.
+    features: also receives the chunks, in whole rows of `width` elements; `energies` has the squared error of each row.
     """
 
     def __init__(self, exponent: int, features: FeatureSums | None = None, width: int = 1) -> None:
@@ -165,8 +165,8 @@ class ChunkSums:
     def _add_chunks(self, parts: list[tuple[Array, Array]], chunk: int) -> bool:
         """Add chunks of one size and return True; return False and add nothing if a chunk needs `take`.
 
-        A call of numpy costs as much as a pass over a thousand elements: sums of pieces and extremes of chunks are
-        stored in arrays, and evaluated once for all chunks.
+        A call of numpy costs as much as a pass over a thousand elements: therefore sums of pieces and extremes of
+        chunks are stored in arrays, and evaluated once for all chunks.
         """
         piece = math.gcd(PIECE, chunk)
         squares, products = np.empty((len(parts), 2, chunk // piece)), np.empty((len(parts), chunk // piece))
@@ -215,7 +215,7 @@ class ChunkSums:
         else:
             energies = _row_energies(error, self._width)
             expected_sq, error_sq, cross = float(_dots(rows, rows)), float(energies.sum()), float(_dots(rows, error))
-        actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e): a pass less
+        actual_sq, dot = expected_sq + 2 * cross + error_sq, expected_sq + cross  # a = e + (a - e) saves a pass
         if not actual_sq > CANCELLED * expected_sq:
             answers = np.ldexp(a.astype(np.float64).reshape(-1), -self._exponent)
             actual_sq, dot = float(_dots(answers, answers)), float(_dots(rows, answers))
@@ -234,7 +234,7 @@ class ChunkSums:
         return True
 
     def _widen(self, e: Array, a: Array) -> Array:
-        """Both in float64, flat and in units of 2^exponent: an array of (2, elements), which the next call reuses."""
+        """Both arrays in float64, flat, in units of 2^exponent: a buffer (2, elements), reused by the next call."""
         pair = self._buffer(e.size)
         for row, values in zip(pair, (e, a), strict=True):
             row.reshape(e.shape)[...] = values
@@ -250,9 +250,9 @@ class ChunkSums:
         self.count += elements
 
     def _note_greatest(self, greatest: float, start: int, errors: Callable[[], Array]) -> None:
-        """Record the greatest magnitude so far, and its position unless that of a non-finite element is recorded.
+        """Record the greatest error so far, and its position unless that of a non-finite element is recorded.
 
-        errors: returns the errors that contain it; they begin `start` elements after the elements added so far.
+        errors: returns the errors that contain it; the first is `start` elements after the elements added so far.
         """
         if greatest > self.max_abs:
             self.max_abs = greatest
@@ -260,7 +260,7 @@ class ChunkSums:
                 self.worst = self.taken + start + int(np.argmax(np.absolute(errors())))
 
     def _add_masked(self, e: Array, a: Array) -> None:
-        """Add any chunk: NaN and infinities are left out of the sums, and counted if the sides differ there."""
+        """Add any chunk. NaN and infinities are left out of the sums; pairs of them are counted, by equality."""
         finite_mask = np.isfinite(e) & np.isfinite(a)
         bad_indices = np.flatnonzero(~finite_mask & (e != a))
         if not self._add(np.where(finite_mask, e, 0), np.where(finite_mask, a, 0)):
@@ -285,7 +285,7 @@ class ChunkSums:
 
 
 def _dots(left: Array, right: Array) -> Array:
-    """The sums of products along the last axis, by pieces."""
+    """The sums of products along the last axis, computed in pieces of PIECE elements."""
     piece_end = left.shape[-1] // PIECE * PIECE
     shape = (*left.shape[:-1], -1, PIECE)
     dot_products = np.vecdot(left[..., :piece_end].reshape(shape), right[..., :piece_end].reshape(shape)).sum(axis=-1)
@@ -302,17 +302,17 @@ def _row_energies(error: Array, width: int) -> Array:
 
 # The passes over two arrays that compute a drift: chunks in float64 that stay in the cache, on several threads.
 #
-# Each part is a mapping of fields of `drift.Drift`. Parts are returned and added up in order, so that the result does
-# not depend on the number of threads.
+# Each part is a mapping of fields of `drift.Drift`. Parts are added up in order, and the result does not depend on the
+# number of threads.
 
-# Elements: a chunk of both arrays and its float64 copies take 0.8 MB, which a core's own cache holds.
+# Elements of a chunk: a chunk of both arrays and its float64 copies have 0.8 MB, which fits into a core's own cache.
 CHUNK = 4 * PIECE
 # The number of elements that one thread processes at a time.
 SPAN = 128 * CHUNK
 # The number of features that are summed together if a sample is larger than a chunk; their sums stay in the cache too.
 BLOCK = PIECE // 2
 MOST_THREADS = 4
-# The least elements for a thread: starting a thread takes as long as summing fewer.
+# The least elements per thread: starting a thread takes as long as summing fewer.
 LEAST = SPAN // 8
 # Powers of two between which a float64 can be squared and added up without overflow or underflow.
 _SQUARABLE = 450
@@ -322,7 +322,7 @@ R = TypeVar("R")
 
 
 def exponent_of(*arrays: Array) -> int:
-    """The exponent of the unit 2^n in which arrays are squared: 0, except if float64 squares overflow or underflow."""
+    """The exponent n of the unit 2^n in which arrays are squared: 0 if float64 squares cannot over- or underflow."""
     wide_arrays = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
     peak = max((_peak(array[block]) for array in wide_arrays for block in blocks_of(array.shape, CHUNK)), default=0.0)
     exponent = math.frexp(peak)[1]
@@ -380,7 +380,7 @@ def sampled_parts(
         shift = np.ldexp(sample_64, -exponent) if exponent else sample_64
         features = FeatureSums(shift.reshape(-1), len(e))
         chunk_sums = ChunkSums(exponent, features, shift.size)
-        step = max(1, 2 * CHUNK // max(shift.size, 1))  # more calls a chunk than without features; larger ones pay
+        step = max(1, 2 * CHUNK // max(shift.size, 1))  # more calls per chunk than without features: larger steps
         for start_row in range(start, min(start + row_count, len(e)), step):
             index = (slice(start_row, min(start_row + step, start + row_count)), *block)
             chunk_sums.take(e[index], a[index])
@@ -402,7 +402,7 @@ def sampled_parts(
 
 
 def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batched: bool) -> tuple[int, ...]:
-    """The index of an element in the output, from its place among the rows of a block."""
+    """The index of an element in the output, from its position `place` in the rows of a block."""
     row, offset = divmod(place, math.prod(shape))
     index = list(_unravel(offset, tuple(shape)))
     if block:
@@ -413,9 +413,9 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batche
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
-    """The results of all tasks in order. threads: 0 for as many as pay.  elements: total number over all tasks."""
+    """The results of all tasks in order. threads: 0: as many as save time.  elements: total number over all tasks."""
     worker_count = min(threads or min(MOST_THREADS, elements // LEAST), len(tasks))
-    if worker_count > 1 and not threads:  # to count the cores takes as long as to sum a thousand elements
+    if worker_count > 1 and not threads:  # counting the cores takes as long as summing a thousand elements
         worker_count = min(os.cpu_count() or 1, worker_count)
     if worker_count <= 1:
         yield from map(work, tasks)

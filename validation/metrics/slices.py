@@ -9,12 +9,12 @@ import numpy as np
 
 from enginesmith.arrays import Array
 
-# A piece of an array: an index of each of its first axes, and a range of the next one.
+# The index of a part of an array: an integer for each of the first axes, and a range of the next axis.
 Block = tuple[int | slice, ...]
 
 
 def pairs_of(left: Array, right: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Flat pieces of two arrays of one shape, in C order, with at most `size` elements; the next overwrites them."""
+    """Flat pieces of two arrays of one shape, in C order, of at most `size` elements; each may be overwritten next."""
     flags = ["external_loop", "buffered", "zerosize_ok"]
     for pair in np.nditer([left, right], flags, buffersize=size, order="C"):  # type: ignore[call-overload]
         if left.size:
@@ -22,7 +22,7 @@ def pairs_of(left: Array, right: Array, size: int) -> Iterator[tuple[Array, Arra
 
 
 def blocks_of(shape: Sequence[int], size: int) -> list[Block]:
-    """Indices that cut an array into pieces of at most `size` elements that lie together in C order."""
+    """Indices that cut an array into pieces of at most `size` consecutive elements in C order."""
     if not shape:
         return [()]
     row_size = math.prod(shape[1:])
@@ -32,16 +32,16 @@ def blocks_of(shape: Sequence[int], size: int) -> list[Block]:
     return [(index, *tail) for index in range(shape[0]) for tail in blocks_of(shape[1:], size)]
 
 
-# How far each slice of an output moved, and how much the output varies over the samples: sums that merge.
+# The drift of each slice of an output, and the output's variation over the samples, as sums that merge.
 #
 # A slice is one index of one axis: a channel, a class, a column of a table. The batch axis has no slices: its entries
 # are samples. A feature is one position in a sample, and m below is its mean over the samples; e is the expected
 # output, a the actual one. The first sample is subtracted before summing, and parts are merged by the difference of
-# their means (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983), so that an offset costs
-# no digits.
+# their means (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983): an offset then costs no
+# digits.
 #
-# If two parts differ in the size of an axis (sequences of other lengths), their features do not correspond: the means
-# are taken over that axis too. One sample has no variation over the samples; `within` has its variation within itself.
+# If two parts differ in the size of an axis (sequences of other lengths), their features do not correspond, and means
+# are taken over that axis too. One sample has no variation over the samples; `within` computes that within the sample.
 
 # The number of elements of the means that are merged at a time.
 CHUNK = 1 << 15
@@ -74,10 +74,10 @@ class AxisSums:
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The slices of an output. axes: sums by axis.  centered_sq: over the whole output.  samples: their number.
+    """The slices of an output. axes: sums by axis.  centered_sq: of the whole output.  samples: number of samples.
 
     mean: m of each feature, of the output's rank, with 1 for each axis that was averaged over (the batch, and axes
-    whose sizes differed); None after `without_means`.  weight: elements behind each entry of `mean`.
+    whose sizes differed); None after `without_means`.  weight: number of elements averaged in each entry of `mean`.
     reach: the greatest -e and the greatest e of each feature, as an array of (2, *mean.shape); None if `mean` is None.
     """
 
@@ -94,7 +94,7 @@ class Slices:
         return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
 
     def merge(self, other: "Slices") -> "Slices | None":
-        """The slices of both; None where their ranks differ. Without means, variation between the two is left out."""
+        """The slices of both; None if their ranks differ. Without means, the variation between the two is left out."""
         if self.mean is None or other.mean is None:
             sums = {axis: self.axes[axis].merge(other.axes[axis]) for axis in self.axes.keys() & other.axes.keys()}
             total = self.centered_sq + other.centered_sq
@@ -140,7 +140,7 @@ class Slices:
         return replace(varied_slices, mean=mean, weight=weight, reach=reach)
 
     def _add_variation(self, energy: Array) -> "Slices":
-        """The slices with more variation: `energy` for each feature."""
+        """The slices with `energy`, an array by feature, added to the variation."""
         marginals = Marginals(energy.shape, 1)
         marginals.add((slice(None),) if energy.ndim else (), energy[None])
         axes = {
@@ -150,7 +150,7 @@ class Slices:
         return replace(self, axes=axes, centered_sq=self.centered_sq + float(marginals.total[0]))
 
     def within(self) -> "Slices":
-        """The slices with one mean per index of the last axis; with one mean in all if each index has one feature."""
+        """The slices with one mean per index of the last axis; with a single mean if each index has one feature."""
         if self.mean is None:
             return self
         lead_axes = tuple(range(self.mean.ndim - 1))
@@ -158,14 +158,14 @@ class Slices:
         return replace(self.pool(tuple(range(self.mean.ndim)) if is_single else lead_axes), reach=self.reach)
 
     def about(self, usual: "Slices") -> "Slices":
-        """The slices of a case of few samples, with the variation about the means of `usual`, the golden set's."""
+        """The slices of a case of few samples, with the variation about the means of the golden set's `usual`."""
         if self.mean is None or usual.mean is None or self.mean.ndim != usual.mean.ndim:
             return self.within()
         slices, usual_slices = self._pool_differing(usual)
         return slices._add_variation(np.square(np.asarray(slices.mean) - np.asarray(usual_slices.mean)) * slices.weight)
 
     def without_means(self) -> "Slices":
-        """The slices without their means: a few numbers for each index, however many features there are."""
+        """The slices without their means: a few numbers for each index, for any number of features."""
         return replace(self, mean=None, reach=None)
 
     @cached_property
@@ -192,7 +192,7 @@ class Slices:
 
 
 class Marginals:
-    """Sums over each slice of every axis, for several arrays of one shape that arrive in blocks."""
+    """Sums over each slice of every axis, for several arrays of one shape that are added in blocks."""
 
     def __init__(self, shape: Sequence[int], arrays: int) -> None:
         self._shape = tuple(shape)
@@ -215,13 +215,13 @@ class Marginals:
             self._sums[axis][:, block[axis]] += total
 
     def over(self, axis: int, size: int) -> Array:
-        """The sums of an axis: (arrays, size); if its `size` indices were averaged to one, equal shares of that sum."""
+        """The sums of an axis: (arrays, size); if its `size` indices were averaged to one, equal shares of the sum."""
         sums = self._sums[axis]
         return sums if sums.shape[1] == size else np.repeat(sums.sum(axis=1, keepdims=True) / max(size, 1), size, 1)
 
 
 def fit_length(values: Array, size: int, filling: float) -> Array:
-    """The first `size` values (n,), followed by as many of `filling` as are missing. `numpy.pad` takes 40 us."""
+    """The first `size` values (n,), padded with `filling` up to `size` (`numpy.pad` takes 40 us)."""
     gap = size - len(values)
     return values[:size] if gap <= 0 else np.concatenate([values, np.full(gap, filling, values.dtype)])
 
@@ -230,53 +230,54 @@ def fit_length(values: Array, size: int, filling: float) -> Array:
 #
 # The allowed error energy of a slice is the lesser of two: its own energy, lowered by the limit in decibels; and half
 # of its variation about the means of its features, since an offset is no signal. If honest rounding is known, the first
-# is at least four times the error of an honest kernel (twice the amplitude), and 16 times if a graph is compared with
-# its source graph. The second has the same lower bound only at the engine stage, because elsewhere the expected output
-# is not rounded and all of its variation is signal; and for a faint slice among `MANY` (up to `FAINT_OF_MANY` of the
-# output's mean variation: one of thousands of classes, to which no sample comes near). Among so many slices the worst,
-# one in `ONE_OF`, may exceed honest rounding further by chance (`CHANCE_MARGIN`). These cases have other rules:
+# is at least four times the error of an honest kernel (twice the amplitude), or 16 times if a graph is compared with
+# its source graph. The second has the same lower bound at the engine stage; at other stages the expected output is not
+# rounded, and all of its variation is signal. It also has that bound for faint slices: among `MANY` slices up to
+# `FAINT_OF_MANY` of the output's mean variation, such as one of thousands of classes that no sample is close to. Among
+# `MANY` slices, the worst, one in `ONE_OF`, may exceed honest rounding further by chance (`CHANCE_MARGIN`). Exceptions:
 #
 # - a slice of fewer than `FEWEST` elements is not judged: among a thousand slices of one element, some are near zero.
-# - a slice that is zero or nearly so (up to `DEAD` of the output's mean energy: a millionth of its amplitude) may be
-#   the rest of a cancellation: its error is measured against the output's mean energy.
-# - a slice whose energy is that of fewer than `SEVERAL` elements, such as a column in which Relu leaves one, has a
+# - a slice that is nearly zero (up to `DEAD` of the output's mean energy: a millionth of its amplitude) may be the
+#   remainder of a cancellation: its error is measured against the output's mean energy.
+# - a slice whose energy is that of fewer than `SEVERAL` elements, such as a column with one element after Relu, has a
 #   random energy: its error is measured against the output's mean energy if that is more. The number of elements is
-#   the participation ratio (sum |e|)^2 / sum e^2, which is their count if all elements but zeros are equal. For edges
-#   it is the golden set's.
+#   the participation ratio (sum |e|)^2 / sum e^2, which is the count of nonzero elements if these are equal. Edge cases
+#   use the ratio of the golden set.
 # - the variation is not judged for such slices, nor if a single element contributes more than half of it (a column that
 #   is clamped to one number in all but one sample): an error of that element would be half of the variation.
-# - nor is the variation judged if it is at most the rounding of the slice or of the output's peak (a Sigmoid near 0 has
-#   errors in units of 1); nor, under a limit below `FINE_DB` without measured rounding, if it is less than `COARSE` of
-#   the output's mean: the logit of a class that no sample has varies by less than a step of 8 bits.
+# - the variation is not judged if it is at most the rounding of the slice or of the output's peak (a Sigmoid near 0 has
+#   errors in units of 1).
+# - under a limit below `FINE_DB` without measured rounding, a variation below `COARSE` of the output's mean is not
+#   judged: the logit of a class that no sample has varies by less than a step of 8 bits.
 #
-# At an index without measured honest rounding, such as in an image larger than the golden ones, honest rounding counts
-# as the greatest at the measured indices.
+# An index without measured honest rounding, such as in an image larger than the golden images, has the greatest honest
+# rounding of the measured indices.
 
 # The least number of elements of a slice that is judged.
 FEWEST = 16
-# The least number of elements behind a slice's energy. For 48 normal numbers after Relu with an error of a tenth of
-# their deviation, 18 % of the sparse slices are within 8 dB of it; of those with eight elements or more 0.004 %.
-# Sixteen normal numbers count as eight or more in 97 %.
+# The least number of elements that contribute a slice's energy. For 48 normal numbers after Relu with an error of a
+# tenth of their deviation, 18 % of sparser slices are within 8 dB of the error; of slices with eight elements or more
+# 0.004 %. Sixteen normal numbers count as eight or more in 97 %.
 SEVERAL = 8.0
 # The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
-# From this limit on every variation is judged, even without measured rounding; below, a variation must be at least this
-# share of the output's mean variation (a quarter of its amplitude).
+# With a limit of FINE_DB or more, every variation is judged, even without measured rounding. With a lower limit, a
+# variation is judged from the share COARSE of the output's mean variation on (a quarter of its amplitude).
 FINE_DB, COARSE = 15.0, 0.05
 # The share of a slice's variation that its error energy may reach: half of the variation is then explained.
 VARIATION = 0.5
-# The share of the output's mean variation up to which a slice's may be lost to honest rounding: where it is as small a
-# share of the slice's energy too (a thousandth of its amplitude: a class of padding that is always near -13.7), and
-# where an axis has so many. Of the 6,625 classes of a text recogniser's softmax, honest fp16 rounding loses some 170,
-# the strongest with 3.5e-6, a probability of 1.3e-4 at most. Scores of some eighty classes beside boxes are as faint,
-# vary with their size, and may not.
+# Up to these shares of the output's mean variation, honest rounding may lose a slice's variation: FAINT if it is also
+# that share of the slice's energy (a class of padding that is always near -13.7), FAINT_OF_MANY on an axis with MANY
+# slices. Of 6,625 classes of a text recogniser's softmax, honest fp16 rounding loses some 170, the strongest with
+# 3.5e-6, a probability of 1.3e-4 at most. Scores of some eighty classes beside boxes are as faint, but vary with the
+# boxes' size, and must not be lost.
 FAINT, FAINT_OF_MANY, MANY = 1e-6, 1e-5, 256
-# The factor of energy over the errors of an honest kernel (twice the amplitude), and over those of a graph: another way
-# of rounding it may have twice that error again in a few samples.
+# Factors of energy over honest rounding: of an engine over an honest kernel (twice the amplitude), and of a graph over
+# its source: another way of rounding a graph may double the amplitude again in a few samples.
 HONEST_MARGIN, CAST_MARGIN = 4.0, 16.0
-# The factor for the worst of MANY slices or more, one of so many. Of twenty draws of honest fp16 rounding in a text
-# recogniser (6,625 classes), one exceeds four times the worst of four others in 2 classes (median; 15 in one of a
-# hundred draws, 38 at most), and the worst itself by a factor of 87 at most.
+# With MANY slices or more, the worst, one in ONE_OF, have the factor CHANCE_MARGIN. Of twenty draws of honest fp16
+# rounding in a text recogniser (6,625 classes), one exceeds four times the worst of four others in 2 classes (median;
+# 15 in one of a hundred draws, 38 at most), and the worst itself by a factor of 87 at most.
 ONE_OF, CHANCE_MARGIN = 100, 100.0
 # The factor of energy for an edge case, which is a few samples, tiled: the squared error of a slice of four elements
 # exceeds six times its mean in one case of ten thousand (chi-squared with four degrees of freedom).
@@ -285,9 +286,9 @@ EDGE_MARGIN = 10.0
 
 @dataclass(frozen=True)
 class WorstSlice:
-    """A slice and its SQNR. limit_db: the SQNR that it must have; None without a limit.
+    """A slice and its SQNR. limit_db: the least SQNR that passes; None without a limit.
 
-    of_variation: whether the limit follows from the slice's variation and is broken: over half of it is lost.
+    of_variation: whether the limit follows from the slice's variation and is broken.
     """
 
     axis: int
@@ -298,7 +299,7 @@ class WorstSlice:
 
     @property
     def margin_db(self) -> float:
-        """The SQNR less the limit, in decibels; the SQNR itself without one."""
+        """The SQNR less the limit, in decibels; the SQNR itself without a limit."""
         return math.inf if self.sqnr_db == math.inf else self.sqnr_db - (self.limit_db or 0.0)
 
     def __str__(self) -> str:
@@ -318,10 +319,10 @@ def worst_slice(
     """The slice with the lowest SQNR relative to its limit; None if no slice can be judged.
 
     limit: the least SQNR of slices in decibels; None: no limit.  usual: slices of the golden set, for a case of few
-    samples: a slice counts with at least its energy there, and its error may be EDGE_MARGIN times as large.
+    samples: a slice has at least its energy in the golden set, and the error may be EDGE_MARGIN times as large.
     honest: slices of an honest kernel's errors.  still: share of a slice's energy up to which its variation is
-    rounding.  rounded: whether the expected output was rounded to the same precision, so that all of its variation may
-    be honest rounding.  peak: the output's greatest magnitude; up to `still` of its square a variation is rounding too.
+    rounding.  rounded: whether the expected output was rounded to the same precision: all of its variation may then be
+    honest rounding.  peak: the output's greatest magnitude; variation up to `still` of its square is rounding too.
     """
     worst_slices = []
     for axis, sums in slices.axes.items():
@@ -389,7 +390,7 @@ def _values(
 
 
 def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
-    """For each slice, whether its energy, and whether its variation, comes from several elements; True if unknown."""
+    """For each slice: whether several elements contribute its energy, and its variation; True if unknown."""
     sums, peak = slices.axes.get(axis), slices.centered_peaks.get(axis)
     if sums is None:
         return np.ones(size, bool), np.ones(size, bool)
@@ -399,7 +400,7 @@ def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:
-    """The energy of each slice, or that of as many elements of the golden set if this is more."""
+    """The energy of each slice, at least that of as many elements of the golden set's slice `usual`."""
     energy: Array = getattr(sums, name)
     return np.asarray(np.maximum(energy, _per_element(name, usual, len(energy)) * sums.count))
 

@@ -11,11 +11,11 @@ from enginesmith.core.reports.proof import FreeRunning, SequenceDrift, Spread, W
 from validation.metrics.drift import is_exact
 from validation.metrics.slice_sums import exponent_of
 
-# Measures how errors spread over elements and samples, from pairs of outputs as they come.
+# Measures the distribution of errors over elements and samples, from pairs of outputs that are added one by one.
 #
 # - |a - e| over all finite elements of the golden cases, in a histogram whose buckets are the sign, exponent and first
-#   6 bits of a float32's fraction: logarithmic without taking logarithms, as in HdrHistogram (Tene, 2012), with every
-#   quantile within 0.8 %. 101 quantiles of it are kept; the greatest error is exact.
+#   6 bits of a float32's fraction: logarithmic without computing logarithms, as in HdrHistogram (Tene, 2012), with
+#   every quantile within 0.8 %. 101 quantiles are stored; the greatest error is exact.
 # - the SQNR of each golden sample, of which up to 101 quantiles are stored, greatest last.
 # - the worst samples of golden and edge cases: the element with the greatest error, its expected and its actual value.
 #
@@ -26,7 +26,7 @@ from validation.metrics.slice_sums import exponent_of
 CHUNK = 1 << 15
 # The most quantiles and worst samples that are stored for an output, and the most outputs.
 QUANTILES, MOST_WORST, MOST_OUTPUTS = 101, 5, 64
-# A float32 without its last 17 bits: positive numbers keep 8 bits of exponent and 6 bits of fraction.
+# A bucket is a float32 without its last 17 bits: positive numbers keep 8 bits of exponent and 6 bits of fraction.
 _SHIFT, _BUCKETS = 17, 1 << 14
 
 
@@ -59,8 +59,8 @@ class OutputTally:
         self.worst: list[Worst] = []
 
     def add(self, case: str, expected: Array, actual: Array, samples: int = 1, golden: bool = True) -> None:
-        """Add two arrays of one shape. samples: the length of axis 0 where its entries are samples; else 1.  golden:
-        whether its errors count in the distribution."""
+        """Add two arrays of one shape. samples: the length of axis 0 if its entries are samples; else 1.  golden:
+        whether the errors count in the distribution."""
         expected, actual = np.asarray(expected), np.asarray(actual)
         self.exact = expected.dtype.kind in "biu"
         row_count = samples if expected.ndim and samples == expected.shape[0] and expected.size else 1
@@ -90,7 +90,7 @@ class OutputTally:
         return Spread(stage, output, *counts, errors, tuple(sqnr_values.tolist()), tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
-        """Count rows; returns each row's SQNR in decibels (rows,); for integers, minus its number of unequal ones."""
+        """Count errors; returns each row's SQNR in decibels (rows,), or for integers -(number of unequal elements)."""
         if self.exact:
             unequal_counts = np.count_nonzero(e != a, axis=1)
             if golden:
@@ -140,7 +140,7 @@ class OutputTally:
 
 
 def samples_of(inputs: Iterable[Array], output: Array) -> int:
-    """The number of samples in an output: the length of its axis 0 if every input has the same length; else 1."""
+    """The number of samples in an output: the length of its axis 0 if every input has that length too; else 1."""
     sizes = {np.shape(value)[0] for value in inputs if np.ndim(value)}
     return int(output.shape[0]) if output.ndim and sizes == {output.shape[0]} else 1
 
@@ -169,13 +169,13 @@ def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[in
 
 # Measures drift along sequences: of whole sequences that each side runs with its own states, and of single steps.
 
-# The number of parts of the sequences for which drift is reported.
+# Drift is reported for at most this many parts of the sequences.
 PARTS = 8
 
 
 @dataclass
 class _Energies:
-    """Energy of the signal and of the error by step, and the number of rows of each step; float64 (steps,) each."""
+    """By step: energy of the signal, energy of the error, and number of rows; float64 (steps,) each."""
 
     signal: Array = field(default_factory=lambda: np.zeros(0))
     error: Array = field(default_factory=lambda: np.zeros(0))
@@ -218,14 +218,14 @@ class _Output:
 
 
 class Along:
-    """Collects the drift of outputs along sequences. Whole sequences are added as cases are to `Spreads`."""
+    """Collects the drift of outputs along sequences. A whole sequence is added like a case in `Spreads`."""
 
     def __init__(self) -> None:
         self._outputs: dict[str, _Output] = {}
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
-        """Add an output of a sequence, (expected, actual) with steps along axis 0. Single entries are ignored: a final
-        state, or a sequence of one step, does not change along the steps.
+        """Add an output of a sequence, (expected, actual) with steps along axis 0. An output with one entry (a final
+        state, or a sequence of one step) is ignored, because it has no drift along steps.
 
         golden, samples: as in `Spreads.add`.
         """
@@ -241,7 +241,7 @@ class Along:
         course.sequences.append(SequenceDrift(case, len(steps), level, _first_other(expected, actual, course.decides)))
 
     def add_steps(self, output: str, steps: Sequence[int], pair: tuple[Array, Array]) -> None:
-        """Add rows of single steps. steps: positions in their sequences; rows that do not fit them are ignored."""
+        """Add rows of single steps. steps: their positions; outputs without whole rows for each step are ignored."""
         expected, actual = pair
         rows, remainder = divmod(len(expected) if expected.ndim else 0, max(len(steps), 1))
         if rows and not remainder:
@@ -253,8 +253,8 @@ class Along:
 
 
 class StepSpreads(Spreads):
-    """`Spreads` of golden cases whose rows are steps; adds them to `along` too. places: by case name, the positions of
-    its rows in their sequences."""
+    """`Spreads` of golden cases whose rows are steps, which are also added to `along`. places: by case name, the
+    positions of the rows in their sequences."""
 
     def __init__(self, along: Along, places: Mapping[str, Sequence[int]]) -> None:
         super().__init__()

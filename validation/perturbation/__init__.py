@@ -1,1 +1,1 @@
-"""The drift of correct kernels that round otherwise, measured by running a graph with other roundings."""
+"""The drift of correct kernels with other rounding, measured by running a graph with perturbed rounding."""

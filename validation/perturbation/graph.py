@@ -1,4 +1,4 @@
-"""Perturbed runs of a graph: each operator's rounding replaced by another honest one."""
+"""Perturbed runs of a graph: each operator rounds as another correct kernel may round."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Which ONNX operators round their results, and the types and ranks of a model's tensors.
 
-# Operators whose results are copied or exact: they do not round.
+# Operators that do not round, because their results are copied or exact.
 COPIES = frozenset(
     (
         *("Abs", "ArgMax", "ArgMin", "BitShift", "Cast", "CastLike", "Ceil", "CenterCropPad", "Clip", "Compress"),
@@ -35,20 +35,19 @@ COPIES = frozenset(
         *("Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where"),
     )
 )
-# Operators that round each result once (IEEE 754-2019, 5.4.1), or not at all where they are fused.
+# Operators that round each result once (IEEE 754-2019, 5.4.1), or not at all if they are fused.
 CORRECT = frozenset(("Add", "Div", "Mul", "Sqrt", "Sub"))
-# Operators that kernels compute from parts of the size of 1, so that their results are off by as much wherever they are
-# near zero, and by how many units of fp32's rounding (2^-24). ONNX Runtime's Sigmoid is a rational function plus 0.5:
-# 2.8 from float64's over -100 .. 30, 2.3 where the result is below 0.001; its Elu is exp(x) - 1. LSTM and GRU multiply
-# by sigmoids.
+# Operators that kernels compute from terms of about 1, with their absolute error in units of fp32's rounding (2^-24),
+# even for results near zero. ONNX Runtime's Sigmoid is a rational function plus 0.5: its error is 2.8 units over
+# -100 .. 30, and 2.3 for results below 0.001. Its Elu is exp(x) - 1. LSTM and GRU multiply by sigmoids.
 OF_ONE = {"Sigmoid": 4, "LSTM": 4, "GRU": 4, "Elu": 1, "Selu": 1, "Celu": 1}
-# Operators whose results are exact in any order of sums where all that they add and multiply are whole numbers or
-# halves, as lengths and places are, and those that turn a result which is hardly less into the number below.
+# SUMS: operators that are exact in any order of summation if all operands are whole numbers or halves, such as lengths
+# and positions. STEPS: operators whose result changes by a step if such an operand is slightly less.
 SUMS = CORRECT | frozenset(("Conv", "CumSum", "Einsum", "Gemm", "MatMul", "ReduceSum", "Sum"))
 STEPS = frozenset(("Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Round"))
 # Operators whose float constants determine sizes.
 SIZES = frozenset(("Range", "Resize"))
-# Constants of at most so many elements may be shapes, which inference needs for the ranks of other tensors.
+# Constants of at most this many elements may be shapes, which inference needs for the ranks of other tensors.
 _SMALL = 256
 
 
@@ -60,9 +59,9 @@ def inline_functions(model: "ModelProto") -> "ModelProto":
 
 
 def types_of(model: "ModelProto") -> tuple[dict[str, int], dict[str, int]]:
-    """ONNX's element type of each tensor, including graphs within nodes, and the ranks that are known, by name.
+    """ONNX's element type of each tensor, including graphs within nodes, and the known ranks, by name.
 
-    Raises ValueError where inference does not find the type of a node's output.
+    Raises ValueError if inference does not find the type of a node's output.
     """
     from onnx import ModelProto, helper, shape_inference
 
@@ -99,22 +98,22 @@ def _collect(graph: "GraphProto", types: dict[str, int], ranks: dict[str, int]) 
                 raise ValueError(f"the type of {name!r}, which {node.op_type} makes, is not known")
 
 
-# Rewriting of an ONNX graph so that it rounds as another kernel for the same graph would.
+# Rewriting of an ONNX graph to round like another kernel for the same graph.
 #
 # The graph is the one that ONNX Runtime runs for an engine: fp32 arithmetic, in which pairs of casts round to a 16-bit
 # type (`pipeline.quantization.schemes.cast`) and pairs of QuantizeLinear and DequantizeLinear to a grid. Two more
-# inputs control how it rounds: SKIP, whether the 16-bit roundings are left out, as by a kernel that keeps fp32 between
-# fused operators; and FLIPS, how many elements of each tensor are quantized to the neighbouring number of the grid.
+# inputs control the rounding: SKIP, whether 16-bit roundings are left out, as in a kernel that keeps fp32 between fused
+# operators; and FLIPS, the number of elements of each tensor that are quantized to the neighbouring grid point.
 
 PREFIX = "rounding/"
 SKIP, FLIPS = "rounding/skip", "rounding/flips"
-# Relative error of each result in fp32, in units of rounding, for other kernels and orders of summation. 32 is the
-# margin of fp32 in `validation.limits.budget`, for the same reason; integer kernels add exactly.
+# Relative error of each fp32 result, in units of rounding, for other kernels and orders of summation. 32 is about the
+# margin of fp32 in `validation.limits.budget`, for the same reason; with grids it is less: integer kernels add exactly.
 UNIT = 2.0**-24
 MANY_UNITS, FEW_UNITS = 32, 8
-# The share of a step of the grid that requantization in fp32 may be off by, for values of up to 255 steps.
+# The error of requantization in fp32 as a share of a step of the grid, for values of up to 255 steps.
 STEP = 255 * FEW_UNITS * UNIT / 2
-# Results are clipped to this before they are moved: masks hold the lowest number of fp32, and more would be infinite.
+# Results are clipped to this before they are perturbed: masks have fp32's lowest number, and a change could overflow.
 _LARGE = 1e30
 # Between these opsets ONNX Runtime's CPU draws random numbers.
 _OPSET, _LAST_OPSET = 11, 21
@@ -126,7 +125,7 @@ _FP8, _INT4 = (17, 18, 19, 20), (21, 22)
 
 
 class Nodes:
-    """A list of nodes under construction; new nodes get names and seeds of their own.
+    """A list of nodes under construction; new nodes get unique names and seeds.
 
     numbers: the constants that new nodes read, for the outermost graph, by their bytes.
     """
@@ -146,7 +145,7 @@ class Nodes:
 
     @contextmanager
     def collect(self, graph: "GraphProto") -> Iterator[None]:
-        """Replace a graph's nodes by those that are appended within the context; `constant` finds its constants."""
+        """Replace a graph's nodes by the nodes appended within the context; `constant` finds the graph's constants."""
         self._constants |= {initializer.name: initializer for initializer in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -174,7 +173,7 @@ class Nodes:
         self._nodes[-1].output[0] = output
 
     def number(self, value: float | list[int] | Array) -> str:
-        """The name of a constant with this value, int64 for a list, else float32; it is kept in `numbers`."""
+        """The name of a constant with this value, int64 for a list, else float32; the constant is kept in `numbers`."""
         from onnx import numpy_helper
 
         array = np.asarray(value, np.int64 if isinstance(value, list) else np.float32)
@@ -193,11 +192,11 @@ def with_rounding(
 ) -> "ModelProto":
     """The model with two more inputs, SKIP (bool scalar) and FLIPS (float32 scalar), which control its roundings.
 
-    Each run in a session draws new random numbers, and a new session draws the same ones again.
+    Each run in a session draws new random numbers; a new session draws the same numbers again.
     half: 'fp16' or 'bf16', to which results, inputs and constants of an fp32 model are rounded.
     activation_blocks: whether products with weights in blocks round their activations to 8 bits, block by block, as
     ONNX Runtime's kernel does.
-    Raises ValueError where the graph has operators that cannot be perturbed, or that draw random numbers.
+    Raises ValueError for operators that cannot be perturbed, and for operators that draw random numbers.
     """
     from onnx import TensorProto, helper
 
@@ -217,8 +216,8 @@ def with_rounding(
 
 
 def _lower(model: "ModelProto") -> None:
-    """In place: the model in `_LAST_OPSET`, where that has all of its operators and attributes: later opsets have more
-    types of these, and other operators."""
+    """Set the model's opset to at most `_LAST_OPSET`, in place, if that opset has all its operators, with as many
+    inputs and all attributes."""
     from onnx import defs
 
     for node in walk_nodes(model.graph):
@@ -245,8 +244,8 @@ def traits(model: "ModelProto") -> tuple[bool, bool]:
 class _Rounding(Nodes):
     """Rewrites a graph and the graphs within its nodes. half: the ONNX type to round to, 0 for none.
 
-    types, ranks: of all tensors, as far as known.  units: of rounding, by which results are moved at most.
-    counts: whether something makes steps of numbers, so that sums of whole numbers are not moved.
+    types, ranks: of all tensors, as far as known.  units: the greatest change of results, in units of rounding.
+    counts: whether a node makes steps of floats (`steps`); sums of whole numbers are then not perturbed.
     """
 
     def __init__(self, types: Mapping[str, int], ranks: Mapping[str, int], half: int, activation_blocks: bool) -> None:
@@ -308,7 +307,7 @@ class _Rounding(Nodes):
             self._bias(node, 2, node, makers)
         for bias_index, operand in ((0, 1), (1, 0)) if node.op_type == "Add" else ():
             product = makers.get(node.input[operand])
-            # Kernels compute the two as one Gemm.
+            # Kernels compute MatMul and Add as one Gemm.
             if product is not None and product.op_type == "MatMul" and self._ranks.get(node.input[operand]) == 2:
                 self._bias(node, bias_index, product, makers)
         if self._activation_blocks and node.op_type in ("Gemm", "MatMul"):
@@ -343,10 +342,10 @@ class _Rounding(Nodes):
         return self.add("Cast", self.add("Cast", name, to=self._half), to=_FLOAT)
 
     def _move(self, name: str, step: str) -> str:
-        """The tensor moved at random by up to a share of a step, so that about FLIPS elements are quantized otherwise.
+        """The tensor, changed at random by up to a share of a step: about FLIPS elements are quantized otherwise.
 
-        Of elements anywhere between two numbers of a grid, the share e / 2 changes by moves of up to e steps. Elements
-        that are zero, as behind Relu or in a mask, lie on a number and do not change, so only the others are counted.
+        If elements are anywhere between two grid points, changes of up to e steps flip the share e / 2 of them. Zeros,
+        as after Relu or in a mask, are grid points and do not flip; only the other elements are counted.
         """
         add, number = self.add, self.number
         nonzero_count = add("Max", add("ReduceL1", add("Sign", name), keepdims=0), number(1.0))
@@ -355,14 +354,14 @@ class _Rounding(Nodes):
         return add("Add", name, add("Mul", self._draw(name, name, 1.0), share))
 
     def _draw(self, like: str, name: str, bound: float) -> str:
-        """Random numbers that broadcast over the first axis of a tensor: drawing costs more than all the rest."""
+        """Random numbers that broadcast over the first axis of a tensor: drawing is the greatest cost of a run."""
         if self._ranks.get(name, 0) > 1:
             start, stop = self.number([0]), self.number([1])
             like = self.add("Slice", like, start, stop, start)
         return self.draw(like, bound)
 
     def _step(self, node: "NodeProto") -> str:
-        """The distance of neighbouring numbers of a quantizer's grid; of a float8 grid it is relative to the value."""
+        """The distance of neighbouring points of a quantizer's grid; for float8 it is relative to the value."""
         if self._types.get(node.output[0]) in _FP8:
             return self.add("Mul", self.add("Abs", node.input[0]), self.number(0.125))
         scale = self.constant(node.input[1])
@@ -371,7 +370,7 @@ class _Rounding(Nodes):
         return str(node.input[1])
 
     def _bias(self, node: "NodeProto", place: int, product: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
-        """Move an integer product's float bias by up to half a step of its sums, as a kernel may add it in integers.
+        """Change an integer product's float bias by up to half a step of its sums: a kernel may add it as an integer.
 
         place: the index of the bias among the node's inputs.
         """
@@ -401,7 +400,7 @@ class _Rounding(Nodes):
 
 
 def _maker(makers: Mapping[str, "NodeProto"], name: str) -> "NodeProto | None":
-    """The node that makes a tensor, before casts."""
+    """The node that computes a tensor, before any casts."""
     maker = makers.get(name)
     return _maker(makers, maker.input[0]) if maker is not None and maker.op_type == "Cast" else maker
 
@@ -410,13 +409,13 @@ def _casts_to(node: "NodeProto", *kinds: int) -> bool:
     return node.op_type == "Cast" and any(attr.name == "to" and attr.i in kinds for attr in node.attribute)
 
 
-# Sessions of graphs that round as other kernels would, as `SKIP` and `FLIPS` say at each call.
+# Sessions of graphs that round like other kernels, controlled by `SKIP` and `FLIPS` at each call.
 
 
 @dataclass(frozen=True)
 class Perturbed:
-    """A session with the inputs SKIP and FLIPS beside its own. halves: whether something in it rounds to 16 bits.
-    grids: whether something is quantized."""
+    """A session with the inputs SKIP and FLIPS beside the model's. halves: whether its graph rounds to 16 bits.
+    grids: whether its graph quantizes tensors."""
 
     session: Session
     halves: bool
@@ -427,8 +426,8 @@ class Perturbed:
 def perturb_graph(
     graph: Path, opener: "Opener", workdir: Path, half: "Precision | None" = None, activation_blocks: bool = False
 ) -> Iterator[Perturbed]:
-    """A graph, opened so. opener: opens an ONNX file without rewriting it.  workdir: for such a file.
-    half, activation_blocks: as in `with_rounding`, which says what is raised."""
+    """Open a graph with perturbed rounding. opener: opens an ONNX file without rewriting it.  workdir: for that file.
+    half, activation_blocks: as in `with_rounding`. Raises as `with_rounding`."""
     from builders.onnx_graphs.outline import write_graph
     from builders.onnx_graphs.weights import load_graph
 
@@ -444,7 +443,7 @@ def perturb_graph(
 def perturb_chain(
     opener: Callable[[Mapping[str, Session]], AbstractContextManager[Session]], graphs: Mapping[str, Perturbed]
 ) -> Iterator[Perturbed]:
-    """A chain of such graphs as one. opener: the chain with these sessions in the place of graphs, by name."""
+    """A chain of perturbed graphs as a single one. opener: opens the chain with the given sessions as its graphs."""
     controls = dict[str, Array]()
     with opener({name: _Controlled(graph.session, controls) for name, graph in graphs.items()}) as chain:
         has_halves = any(graph.halves for graph in graphs.values())
@@ -453,7 +452,7 @@ def perturb_chain(
 
 
 class _Controlled(Session):
-    """A graph of a chain, which is given SKIP and FLIPS apart from its inputs. controls: the two, by name."""
+    """A graph of a chain that gets SKIP and FLIPS from `controls`, by name, and not from its inputs."""
 
     def __init__(self, session: Session, controls: Mapping[str, Array]) -> None:
         self.inputs = [spec for spec in session.inputs if spec.name not in (SKIP, FLIPS)]
@@ -466,14 +465,14 @@ class _Controlled(Session):
 
 
 class _Controls(Session):
-    """A chain of such graphs, which takes SKIP and FLIPS beside its inputs. controls: where they are put for graphs."""
+    """A chain of `_Controlled` graphs with the inputs SKIP and FLIPS. controls: receives the two for the graphs."""
 
     def __init__(self, chain: Session, controls: dict[str, Array]) -> None:
         self.inputs, self.outputs = chain.inputs, chain.outputs
         self._chain, self._controls = chain, controls
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """Run the chain, after SKIP and FLIPS were taken out of its inputs and put down for the graphs."""
+        """Move SKIP and FLIPS from the inputs to `controls`, and run the chain."""
         model_inputs = dict(inputs)
         self._controls.update({name: model_inputs.pop(name) for name in (SKIP, FLIPS)})
         return self._chain.run(model_inputs)

@@ -1,10 +1,10 @@
-"""The drift of honest kernels (correct ones that round otherwise), measured by running the graph with other roundings.
+"""The drift of honest kernels (correct kernels with other rounding), measured with perturbed rounding of the graph.
 
-On another machine a correct kernel may quantize an element between two numbers of a grid to the other one (a flip), and
-everything behind it is quantized anew: in a deep graph two correct kernels end as far apart as two quantizations do. In
-a small net the golden data need not have such an element. So each graph with quantized tensors is also run with MANY
-flips in each tensor, and the energy of that error is scaled to that of FEW flips of each tensor in all of the data. How
-many samples and decisions change is taken from runs without such flips.
+On another machine a correct kernel may quantize an element between two grid points to the other point (a flip). All
+later results then change: in a deep graph two correct kernels end as far apart as two quantizations. In a small net the
+golden data need not have such an element. Therefore each graph with quantized tensors is also run with MANY flips in
+each tensor, and the error energy is scaled to FEW flips of each tensor in all of the data. The numbers of changed
+samples and decisions are measured without such additional flips.
 """
 
 import itertools
@@ -33,22 +33,22 @@ from validation.metrics.slices import fit_length
 from validation.metrics.tally import samples_of
 from validation.perturbation.graph import FLIPS, SKIP, Perturbed
 
-# A small model (bytes of its file, elements of its inputs) is run on so many golden cases and edge cases: its rounding
-# depends on few elements, and its runs take no time.
+# A small model (file of under SMALL_BYTES, inputs of under SMALL_INPUTS elements) runs on up to MOST_CASES golden and
+# MOST_EDGES edge cases: its rounding depends on few elements, and its runs are quick.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
-# Any other is run on the first samples of golden cases, the smallest edge, and the greatest edge not above those: on so
-# many samples in all, and on so many of one case. Where that does not explain a drift, each edge is measured by itself:
-# it has crops of golden samples, whose rounding other crops do not show.
+# Any other model runs on SAMPLES samples, at most MOST_SAMPLES of one golden case, on the smallest edge case, and on
+# the greatest edge no larger than these. If that does not explain a drift, each edge is measured separately: an edge
+# has crops of golden samples, whose rounding other crops do not show.
 SAMPLES, MOST_SAMPLES = 8, 4
-# Saturated outputs of a classifier move in few samples, and a flip in a convolutional net moves few rows of an image.
-# Where rounding does not explain a drift on SAMPLES, it is measured on so many; of a small model on so many cases.
+# Saturated outputs of a classifier change in few samples, and a flip in a convolutional net changes few rows of an
+# image. If rounding on SAMPLES does not explain a drift, it is measured on this many (for a small model, cases).
 THOROUGH_SAMPLES = 64
-# And so often, the worst of each slice counting: of the thousand classes of a softmax some are in doubt at one place
-# alone, whose rounding is one draw. A text recogniser's fp16 graph (6,625 classes) exceeds four times the energy of one
-# draw in 110 classes and that of the worst of six in 9, by 2 dB at most.
+# The number of draws in that measurement; the worst of each slice counts. Some of a softmax's thousand classes are
+# uncertain at a single place, whose rounding is a single draw. A text recogniser's fp16 graph (6,625 classes) exceeds
+# four times the energy of one draw in 110 classes, and of the worst of six draws in 9, by 2 dB at most.
 THOROUGH_DRAWS = 4
-# Bounds of all runs: seconds, and MiB that they may take beside `WEIGHTS` times the model's file; weights in shards are
-# mapped, and count for nothing. They are looked at before each run: one that has begun is ended first.
+# Bounds of all runs: seconds, and MiB beside `WEIGHTS` times the model's file (weights in shards are mapped, and do not
+# count). Bounds are checked before a run; a run that has begun is finished.
 MOST_S, BASE_MIB, WEIGHTS = 300.0, 4096, 8
 # Flips in each quantized tensor: in all of the data, and in a run with many of them.
 FEW, MANY = 1.0, 4.0
@@ -58,8 +58,8 @@ FEW, MANY = 1.0, 4.0
 class _Way:
     """One way to round: the inputs SKIP and FLIPS of the perturbed graph.
 
-    share: by which the energy of the error is multiplied.  natural: whether changed samples and decisions are counted,
-    as there are hardly more flips than an honest kernel has.  draw: tells repetitions of the same way apart.
+    share: factor for the energy of the error.  natural: whether changed samples and decisions are counted, because
+    there are hardly more flips than in an honest kernel.  draw: number of the repetition of the same way.
     """
 
     skip: bool
@@ -100,7 +100,7 @@ class _Sums:
 @dataclass(frozen=True)
 class _Group:
     """Cases whose drift is measured together. kind: 'golden', 'edge', or the name of one edge.  parts: size of all data
-    over theirs.  small: whether the model is."""
+    over the size of these cases.  small: whether the model is small."""
 
     kind: str
     cases: Sequence[Case]
@@ -119,16 +119,14 @@ def measure_rounding(
 ) -> Iterator[Honest]:
     """The drift of honest kernels of a graph, or of a chain of graphs, on some cases of the golden set.
 
-    For a large model it is yielded twice, from one way to round and then from all, which only loosens limits: most
-    engines pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
-    THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each, and then on the edges that were left out, each under
-    its name; a small one only where it has more golden cases or edges, or is run on whole cases.  graphs: ONNX files,
-    whose sizes bound the runs.  perturbed: a context that gives the perturbed graph.  reference: a session of the
-    original graph.  whole: whether all golden cases are run whole, as sequences are, and none is cut to its first
-    samples.
-
-    It stops after `MOST_S`, and when the runs take too much memory. Then, and if a graph cannot be perturbed or run,
-    the last result is partial and gives the reason.
+    For a large model, two results are yielded: from one way of rounding, then from all, which only loosens limits; most
+    engines pass with the first. thorough: whether a graph with 16-bit or quantized tensors then runs THOROUGH_DRAWS
+    times on THOROUGH_SAMPLES, and on the edges left out so far, each under its name, with a result after each draw; a
+    small model only if it has more golden cases or edges, or runs on whole cases.  graphs: ONNX files, whose sizes
+    bound the runs.  perturbed: a context that opens the perturbed graph.  reference: a session of the original graph.
+    whole: whether all golden cases run uncut, as sequences do.
+    It stops after `MOST_S`, or if the runs take too much memory. Then, and if a graph cannot be perturbed or run, the
+    last result is partial and has the reason.
     """
     partial_result, bounds = Honest(), _Bounds.of(graphs)
     is_small = sum(map(graph_bytes, graphs)) < SMALL_BYTES
@@ -169,7 +167,7 @@ def _measure(
     rounding: Session,
     bounds: "_Bounds",
 ) -> Iterator[Honest]:
-    """What is known after each pass. passes: for each group, the ways to round that are run on it. Raises as `_run`."""
+    """The result after each pass. passes: for each group, the ways to round that run on it. Raises as `_run`."""
     group_sums: list[dict[tuple[str, _Way], _Sums]] = [{} for _ in groups]
     for pass_ways in passes:
         if any(pass_ways):
@@ -180,7 +178,7 @@ def _measure(
 
 @dataclass(frozen=True)
 class _Bounds:
-    """When all runs end: at `end` of the monotonic clock, and once they hold over `extra_mib` besides `held_mib`."""
+    """The end of all runs: at `end` of the monotonic clock, or once they take over `extra_mib` besides `held_mib`."""
 
     end: float
     held_mib: float
@@ -188,12 +186,12 @@ class _Bounds:
 
     @classmethod
     def of(cls, graphs: Sequence[Path]) -> Self:
-        """Bounds that begin now. graphs: the ONNX files, whose sizes give the memory."""
+        """Bounds that start now. graphs: the ONNX files, whose sizes determine the memory."""
         extra_mib = BASE_MIB + WEIGHTS * (sum(graph.stat().st_size for graph in graphs) >> 20)
         return cls(time.monotonic() + MOST_S, held_mib(os.getpid()), extra_mib)
 
     def check(self) -> None:
-        """Raise ValueError once one of them is reached."""
+        """Raise ValueError once a bound is reached."""
         if time.monotonic() > self.end:
             raise ValueError(f"its runs were ended after {MOST_S:g} s")
         if held_mib(os.getpid()) > self.held_mib + self.extra_mib:
@@ -203,7 +201,7 @@ class _Bounds:
 def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple[str, _Way], _Sums]]) -> Honest:
     drift_lists: dict[tuple[str, str], list[Drift]] = {}
     golden: dict[str, dict[_Way, _Sums]] = {}
-    # The size of the data that is not measured over that of the data that is.
+    # The size of the unmeasured data over the size of the measured data.
     ratios = (max(group.parts / len(group.cases) - 1, 0.0) for group in groups if group.kind == "golden")
     unmeasured_ratio = next(ratios, 0.0)
     for group, run_sums in zip(groups, group_runs, strict=True):
@@ -217,8 +215,8 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     drifts: dict[tuple[str, str], Drift] = {}
     for (output, kind), known_drifts in drift_lists.items():
         golden_case_drifts = drift_lists.get((output, "golden"), known_drifts)
-        # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases. An edge of its
-        # own had the limits of all edges before: its drift is at least theirs, so that they only loosen.
+        # Edge cases have few of the golden samples; their drift is at least that of the golden cases. A single edge had
+        # the limits of all edges before; its drift is at least theirs, and its limits only loosen.
         edge_drifts = [*golden_case_drifts, *drift_lists.get((output, "edge"), [])]
         all_drifts = known_drifts if kind == "golden" else [*known_drifts, *edge_drifts]
         drifts[output, kind] = greatest(all_drifts, golden_case_drifts[0])
@@ -235,7 +233,7 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
 
 
 def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
-    """The SQNR in dB that most samples have in the worst way to round; of few samples, that all have in every way."""
+    """The SQNR in dB of most samples in the worst way to round; with few samples, of all samples in every way."""
     drifts = {way: of_golden(sums.drift) for way, sums in runs.items()}
     majority_sqnr = [sqnr_of_most(drift) for way, drift in drifts.items() if way.natural]
     sqnr_values = [sqnr_db for sqnr_db in majority_sqnr if sqnr_db is not None]
@@ -243,10 +241,10 @@ def _most_samples(runs: Mapping[_Way, _Sums]) -> float:
 
 
 def _ways(halves: bool, grids: bool, group: _Group) -> Iterator[_Way]:
-    """The ways to round that are run.
+    """The ways to round in which a group of cases runs.
 
-    In a small model FEW flips are more than an honest kernel has, so it is also run without flips. A large one has
-    more elements than that near a tie; there MANY flips are drawn twice, because few samples show their effect.
+    In a small model FEW flips are more than in an honest kernel; it is also run without flips. A large model has more
+    elements near a tie; MANY flips are drawn twice for it, because few samples show their effect.
     """
     least_count = FEW / group.parts
     skips = (False, True) if halves else (False,)
@@ -266,7 +264,7 @@ def _run(
     """The drift of each output by each way to round, over the cases of a group. Raises ValueError once the runs are out
     of bounds."""
     way_sums: dict[tuple[str, _Way], _Sums] = {}
-    # Of a small model, floats by sample are measured once for all cases: that takes longer than its runs.
+    # For a small model, floats by sample are measured once for all cases: measuring takes longer than the runs.
     pairs_by_shape: dict[tuple[str, _Way, tuple[int, ...]], list[tuple[Array, Array]]] = {}
     for case in group.cases:
         outputs = run(reference, case.inputs)
@@ -289,8 +287,8 @@ def _run(
 
 
 def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int, uncut: bool) -> list[_Group]:
-    """The golden cases to measure on, as one group, and edge cases, each as one of its own. is_small: whether the
-    graphs are.  samples: in all; of a small model cases, MOST_CASES at least.  uncut: `whole` of `measure_rounding`."""
+    """A group of the golden cases to measure, and a group for each edge case. is_small: whether the graphs are small.
+    samples: in all (at least MOST_CASES cases for a small model).  uncut: `whole` of `measure_rounding`."""
     kinds = case_kinds(golden)
     sizes = {index: _size(golden.cases[index]) for index, kind in enumerate(kinds) if kind == "edge"}
     is_small = is_small and max(sizes.values(), default=0) < SMALL_INPUTS
@@ -311,20 +309,20 @@ def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int,
 
 
 def _other_edges(golden: GoldenSet, groups: Sequence[_Group]) -> list[_Group]:
-    """The edges that `groups` lack, each whole, as a group under its name: one sample may have all the drift."""
+    """The edges that `groups` lack, each uncut as a group under its name: one sample may have all the drift."""
     is_small, names = bool(groups) and groups[0].small, {case.name for group in groups for case in group.cases}
     return [_Group(case.name, [case], 1, is_small) for case in golden.of_kind("edge") if case.name not in names]
 
 
 def _first_samples(case: Case, reference: Session) -> Case:
-    """A case with its first samples, where the first axis of all inputs is one dynamic dim; else the case."""
+    """A case cut to its first samples, if the first axis of all inputs is one dynamic dim; else the case."""
     if leading_dim(reference.inputs) is not None:
         return replace(case, inputs={name: array[:MOST_SAMPLES] for name, array in case.inputs.items()})
     return case
 
 
 def _count_samples(case: Case) -> int:
-    """The samples of a case: along axis 0 where all inputs have as many there, else one."""
+    """The number of samples of a case: the length of axis 0 if all inputs have the same length there, else 1."""
     lengths = {array.shape[0] if array.ndim else 0 for array in case.inputs.values()}
     return max(lengths) if len(lengths) == 1 else 1
 

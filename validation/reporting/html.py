@@ -41,7 +41,7 @@ class EngineRow:
     """An engine and the checks of its report.
 
     tightest: the check closest to its limit, None without one.
-    ran: whether the engine itself ran, and not only its graph.  entry: in the manifest.
+    ran: whether the engine itself ran, and not only its graph.  entry: the engine's entry in the manifest.
     """
 
     entry: EngineEntry
@@ -52,7 +52,7 @@ class EngineRow:
 
     @property
     def anchor(self) -> str:
-        """The id of its row: 'engine-sm_89-fp16-tensorrt'."""
+        """The HTML id of the engine's row: 'engine-sm_89-fp16-tensorrt'."""
         return "engine-" + re.sub(r"[^\w.-]", "-", self.entry.unit)
 
     @property
@@ -66,11 +66,11 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class VersionPage:
-    """The names of the template. counts: engines by status.  blind: number of unproven engines whose outputs the golden
-    data does not measure completely.
+    """The variables of the template. counts: engines by status.  blind: number of unproven engines whose outputs the
+    golden data does not measure completely.
 
     precisions: of all engines.  matrix: engines by target and precision.  beside: the three stages of each output side
-    by side.  again: failed units, each with the command that repeats it.  refusals: units by the reason.
+    by side.  again: failed units, each with the command to repeat it.  refusals: refused units by reason.
     provenance: groups of facts by title.
     """
 
@@ -140,7 +140,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
 
 
 def _headline(counts: Mapping[str, int], blind: int) -> tuple[str, str]:
-    """The status of the whole version, by the names of engines' statuses, and a sentence for it."""
+    """The status of the whole version, named as an engine's status, and a sentence about it."""
     proven_count, unproven_count, failure_count = (counts[status] for status in ("proven", "unproven", "failed"))
     engines_text = pluralize(proven_count + counts[ON_RANDOM] + unproven_count, "engine")
     if failure_count:
@@ -165,7 +165,7 @@ def _engine(entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
-    """Failed units, each with the command that repeats the proof of a published engine, or else the build."""
+    """Failed units, each with commands: to validate and attribute a published engine again, or else to build it."""
     for row in engines:
         entry = row.entry
         if entry.status == "failed" and entry.digest:
@@ -187,16 +187,16 @@ def _refusals(engines: Sequence[EngineRow]) -> dict[str, list[str]]:
 
 
 def _has_room(check: Check) -> bool:
-    """Whether a check's value has a distance from its limit.
+    """Whether the distance of a check's value from its limit is meaningful.
 
-    False for counts that must be 0, for the overlap of samples, and for the contract, whose scales differ.
+    It is not for counts that must be 0, for the overlap of samples, and for the contract, whose scales differ.
     """
     is_count = check.limit == check.value == 0 or check.name == OVERLAP
     return check.limit is not None and not is_count and not check.name.startswith("contract ")
 
 
 def headroom_db(check: Check) -> float:
-    """How far a check's value is from its limit, in decibels; -inf if it failed, inf where `_has_room` is False."""
+    """The distance of a check's value from its limit in decibels; -inf if it failed, inf if `_has_room` is False."""
     if not check.passed:
         return -math.inf
     if check.value is None or check.limit is None or not _has_room(check):
@@ -204,7 +204,7 @@ def headroom_db(check: Check) -> float:
     if check.name.endswith("sqnr_db"):
         return check.value - check.limit
     limit, value = check.limit, check.value
-    if not check.name.startswith("max_"):  # a share of at least so much
+    if not check.name.startswith("max_"):  # a share with a lower limit
         limit, value = 1 - limit, 1 - value
     if value <= 0:
         return math.inf
@@ -250,8 +250,8 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
 
 # The HTML page of a model version: one self-contained file, without scripts or network.
 #
-# A page contains texts from specs and compilers' logs, which anybody may have written. So the templates escape all of
-# them, also control characters, and no such text becomes an address, a class or an id.
+# A page contains texts from specs and compilers' logs, which anybody may have written. Therefore the templates escape
+# all texts and control characters, and use no such text as an address, a class or an id.
 
 
 def render(version: VersionDocument) -> str:

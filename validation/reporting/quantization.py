@@ -29,7 +29,7 @@ SHOWN, MOST, DRAWN = 20, 400, 6
 
 
 def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
-    """SVG of the histogram `histogram` of a tensor's values, on a log scale, with the range that its format holds.
+    """SVG of a histogram of a tensor's values, on a log scale, with the range of values that its format can represent.
 
     Values outside that range, which are clipped, have another colour.
     """
@@ -70,8 +70,8 @@ def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
 def frontier_svg(search: RecordedSearch, precision: str, standalone: bool = False) -> str:
     """SVG of SQNR against the share of the multiplications in a precision.
 
-    A line for the prediction from single groups, dots for graphs that were run, a ring around the chosen one.
-    standalone: for a file of its own, with its own colours.
+    A line has the prediction from single groups, dots are graphs that were run, a ring is around the chosen graph.
+    standalone: whether the picture is a file with its own colours.
     """
     choice, floor_db = search.chosen, search.floor_db
     predictions = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
@@ -135,8 +135,8 @@ def point_rows(search: RecordedSearch) -> Iterator[tuple[str, ...]]:
 
 
 def quantizations(records: Mapping[str, QuantizationRecord], untouched: Iterable[str] = ()) -> list[dict[str, object]]:
-    """The values of `quantization.html.j2` for each quantized graph: graphs with a record, by name, and graphs whose
-    model already had Q/DQ nodes, about which nothing else is known."""
+    """The values of `quantization.html.j2` for each quantized graph. records: by graph name.  untouched: names of
+    graphs without a record, because the model already had Q/DQ nodes."""
     sections = [_section(name, record) for name, record in records.items()]
     return [*sections, *({"name": name, "untouched": True} for name in untouched)]
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 # Drift, for the page of a version: the three stages of each output side by side, and all checks of each stage.
 #
-# Many units share a graph, so equal results are shown once, with the names of their units.
+# Many units share a graph; equal results are shown once, with the names of their units.
 
 STAGES = {
     "export": "the ONNX model against the original framework",
     "quantization": "the quantized or cast graph against the fp32 graph",
     "engine": "the compiled engine against the graph it was built from",
 }
-# The SQNR of a full bar: float32 cannot show a higher one (24 bits of 6.02 dB are 144 dB).
+# The SQNR of a full bar, about the highest in float32 (24 bits of 6.02 dB are 144 dB).
 _BAR_DB = 140.0
 # A stage is named as the cause of the drift if its SQNR is this many decibels below that of the others.
 _APART_DB = 6.0
@@ -86,7 +86,7 @@ class DriftRow:
 
 
 def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
-    """A row for each output and distinct result, those that failed first, then by precision."""
+    """A row for each output and distinct result: failed rows first, then by precision."""
     rows: dict[tuple[str, str, str], tuple[Cells, list[Report]]] = {}
     for report in reports:
         for output, cells in _cells(report):
@@ -122,7 +122,7 @@ def _cell(checks: Sequence[Check]) -> StageCell | None:
     failures = [check for check in checks if not check.passed]
     worst_check = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
     if failures and (worst_check is None or worst_check.passed):
-        # Checks of drift come before checks of the contract, whose values have other scales.
+        # Checks of drift are preferred to checks of the contract, whose values have other scales.
         worst_check = min(failures, key=lambda check: check.name.startswith("contract "))
     return StageCell(worst_check, tuple(checks)) if checks else None
 
@@ -130,7 +130,7 @@ def _cell(checks: Sequence[Check]) -> StageCell | None:
 def format_bound(check: Check) -> str:
     """'≤' or '≥': the side of its limit on which a check's value must be.
 
-    It follows from value and verdict; if value and limit are equal, from the metric's name (`AT_LEAST`).
+    The side follows from value and verdict; if value and limit are equal, from the metric's name (`AT_LEAST`).
     """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
         is_at_least = check.name in AT_LEAST or (check.stage == "task" and not at_most(check.name))
@@ -143,7 +143,7 @@ def _find_failed_stage(cells: Cells) -> str | None:
 
 
 def _cause(cells: Cells) -> str:
-    """The first stage that fails, as text, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
+    """The first stage that fails, as text, or the stage whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
     checks = {stage: cell.worst for stage, cell in cells.items() if cell and cell.worst}
@@ -155,7 +155,7 @@ def _cause(cells: Cells) -> str:
 
 
 def group_checks(stage: str, reports: Sequence[Report]) -> Iterator[Row]:
-    """A row for each distinct set of checks of a stage: the units with it, and its worst check of each metric."""
+    """A row for each distinct set of checks of a stage: its units, and its worst check of each metric."""
     groups: dict[str, tuple[tuple[Check, ...], list[Report]]] = {}
     for report in reports:
         if checks := tuple(check for check in report.checks if check.stage == stage):
@@ -207,7 +207,7 @@ class _SharedSpread:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample with an error. off: its SQNR, or the kind of its error, as text."""
+    """A sample with an error. off: the sample's SQNR, or the kind of error, as text."""
 
     name: str
     output: str
@@ -229,7 +229,7 @@ def distributions(reports: Sequence[Report]) -> list[Row]:
 
 
 def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
-    """The worst sample of each graph and engine, worst first, then their other samples; at most `MOST_ROWS` in all."""
+    """The worst sample of each graph and engine, worst first, then other samples; at most `MOST_ROWS` rows."""
     spreads = list(_collect_spreads(reports))
     first_rows = [_row(curve, curve.spread.worst[0]) for curve in spreads if curve.spread.worst]
     other_rows = [_row(curve, sample) for curve in spreads for sample in curve.spread.worst[1:]]
@@ -284,7 +284,7 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
 
 
 def _name(spread: Spread | FreeRunning, units: Sequence[Report], with_backends: bool = False) -> str:
-    """'int8 graph' or 'cpu int8 onnxruntime'. with_backends: with backends, where graphs of one precision differ."""
+    """'int8 graph' or 'cpu int8 onnxruntime'. with_backends: whether to add the backends to the precision."""
     if spread.stage == "engine" and len(units) == 1:
         return units[0].unit
     names = [f"{unit.precision} {unit.backend}" if with_backends else unit.precision for unit in units]
@@ -345,7 +345,7 @@ def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:
 def _step(
     axes: "Axes", curve: _SharedSpread, xs: Sequence[float], shares: Sequence[float], ends: tuple[float, float]
 ) -> None:
-    """A stair through shares; those of engines are dashed, and values beyond the ends of the axis are drawn there."""
+    """Draw a step curve of shares, dashed for an engine. Values beyond an end of the axis are drawn at that end."""
     dash, name = "--" if curve.spread.stage == "engine" else "-", shorten(curve.name)
     clipped_xs = [min(max(x, ends[0]), ends[1]) for x in xs]
     axes.step(clipped_xs, shares, dash, where="post", color=curve.colour, label=name, gid=tag("curve", curve.name))

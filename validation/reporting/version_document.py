@@ -1,6 +1,6 @@
-"""The document behind a version's page: its manifest, and the registry's records of it.
+"""The document for a version's page: its manifest, and the registry's records of the version.
 
-It is only for reading: nothing is proven or published from it.
+It is only for display: no proof and no publication uses it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class VersionDocument(Manifest):
     """A manifest with the reports of its engines, and the failed builds. If a run published nothing, its version is ''.
 
     quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None if they
-    were not requested.  failures: builds without an engine.  attributions: which nodes drifted, by graph or engine.
+    were not requested.  failures: builds without an engine.  attributions: nodes that drifted, by graph or engine.
     """
 
     version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]

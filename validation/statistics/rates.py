@@ -24,11 +24,11 @@ from validation.statistics.serial_dependence import (
 
 @dataclass(frozen=True)
 class Side:
-    """One engine's requests: an entry for each in every array.
+    """One engine's requests; every array has an entry for each request.
 
     time: arrival in seconds.  latency: seconds from arrival to answer, meaningless for failed requests.  ok: bool,
-    whether it was answered.  score: quality as the owner measures it.  size: of the request, in any unit.  Score and
-    size are NaN if unknown; size is None if it is unknown for all requests.
+    whether the request was answered.  score: quality as the owner measures it.  size: of the request, in any unit.
+    Score and size are NaN if unknown; size is None if it is unknown for all requests.
     """
 
     time: Array
@@ -52,15 +52,15 @@ class CanaryEvidence:
 
     differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, differs from
     the baseline's; None if not observed.  noise: the share of answers that would differ if the distances of all answers
-    had the distribution of the middle half.
+    had the distribution of the middle half of the distances.
     died: how the candidate's process ended, if that was observed; else ''.  growing: whether the logs are still
     written to.
-    stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides cannot be
-    compared, which rules out a PASS. Both are sentences with a remedy, or ''.  lighter: whether the reason in `unlike`
-    is less load on the candidate, which excuses no failure.
-    design_block: how many successive requests are independent of all others by design, as regards the machine: those of
-    two segments of a concurrent replay, in the two orders of the engines (`validation.canary.replay`; randomised
-    blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
+    stopped: why the end of a log may hide the death of an engine.  unlike: why the sides cannot be compared. Both rule
+    out a PASS, and are sentences with a remedy, or ''.  lighter: whether the reason in `unlike` is less load on the
+    candidate, which excuses no failure.
+    design_block: the number of successive requests in a block that is independent of all others by design, as regards
+    the machine: two segments of a concurrent replay, one in each order of the engines (`validation.canary.replay`;
+    randomised blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
     """
 
     candidate: Side
@@ -89,24 +89,24 @@ class CanaryEvidence:
         return duration_s if duration_s > 0.0 else None
 
 
-# Bounds on shares of requests, such as those that failed: exact ones, not asymptotic.
+# Exact (not asymptotic) bounds on shares of requests, such as failed requests.
 #
 # A canary has few failures or none, for which normal approximations are far too narrow. The bound on one share is that
 # of Clopper & Pearson (Biometrika 26, 1934), which holds for every share and every count. A difference of two shares is
-# bounded by their bounds at half the level each (Bonferroni), which holds for any dependence, and loses little if
-# failures are rare; the unconditional tests after Barnard (1945) are sharper and cost O(n^2) sums. If requests went to
-# both sides, only requests count that one side answered and the other failed.
+# bounded by the bounds of both at half the level each (Bonferroni). This holds for any dependence, and loses little if
+# failures are rare; the unconditional tests after Barnard (1945) are sharper and cost O(n^2) sums. If each request went
+# to both sides, only the requests count that one side answered and the other failed.
 #
-# Failures and different answers may come in bursts, and a burst of five is not five pieces of evidence. The variance
-# between blocks of requests, over that of independent requests, is the design effect; the bounds are those of the count
-# and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
-# failures are facts and are not counted here (`judging.judge`).
+# Failures and different answers may occur in bursts, and a burst of five is not five independent events. The variance
+# between blocks of requests, over that of independent requests, is the design effect. The bounds are computed from the
+# count and the number of requests, each divided by the design effect (Korn & Graubard, Survey Methodology 24, 1998).
+# `judging.judge` treats long series of failures.
 
 # The usual power of a test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 POWER = 0.8
 # The number of requests for which the anytime-valid normal bounds are tightest.
 MIXTURE_AT = 1000.0
-# Fewer flags need a greater design effect to count: two of them may fall into one block by chance.
+# With fewer flags than this, a design effect must be greater to count: two flags may be in one block by chance.
 FEW = 10
 
 
@@ -137,7 +137,7 @@ def estimate_design_effect(values: np.ndarray, block: int) -> float:
 
 
 def effective(flags: np.ndarray) -> tuple[float, float]:
-    """The count of true flags and the number of flags, each divided by the size of the bursts of true flags."""
+    """The count of true flags and the number of flags, each divided by the design effect of bursts of true flags."""
     # The greatest design effect of blocks of several lengths, if it is more than chance gives. Blocks that are shorter
     # than a burst show only a part of the effect.
     values, size = flags.astype(float), 1.0
@@ -154,8 +154,8 @@ def effective(flags: np.ndarray) -> tuple[float, float]:
 
 @lru_cache(maxsize=8192)
 def lower_anytime(count: float, total: float, level: float) -> float:
-    """A lower bound of a share for repeated looks: with probability `level` at most it is wrong at any number of
-    requests. A beta-binomial mixture (Robbins 1970; Howard & Ramdas, Annals of Statistics 49, 2021)."""
+    """An anytime-valid lower bound of a share: the probability that it is ever wrong, at any number of requests, is at
+    most `level`. A beta-binomial mixture (Robbins 1970; Howard & Ramdas, Annals of Statistics 49, 2021)."""
     if count <= 0:
         return 0.0
     # Of Beta(1/2, 1/2), whose normalization is pi.
@@ -170,7 +170,7 @@ def lower_anytime(count: float, total: float, level: float) -> float:
 
 
 def anytime_level(total: float, level: float) -> float:
-    """The one-sided level of a normal bound for repeated looks, at any number of requests, with total error `level`.
+    """The one-sided level of an anytime-valid normal bound at `total` requests; its total error is `level`.
 
     The normal mixture of Howard, Ramdas, McAuliffe & Sekhon (Annals of Statistics 49, 2021); for quantiles it bounds
     the share of requests below them (Howard & Ramdas, Bernoulli 28, 2022).
@@ -182,9 +182,9 @@ def anytime_level(total: float, level: float) -> float:
 
 @lru_cache(maxsize=1024)
 def detectable(total: int, margin: float, level: float, halves: bool) -> float | None:
-    """The smallest true share that `total` requests show to be over the margin with power 0.8; None if there is none.
+    """The smallest true share that `total` requests show, with power 0.8, to be over `margin`; None if there is none.
 
-    halves: whether the bound is that of a difference from a side without failures.
+    halves: whether the bound is on the difference from a side without failures.
     level: error of the bound.
     """
     own_level = level / 2 if halves else level
@@ -199,21 +199,21 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
 
 
 def count_needed(margin: float, level: float) -> int | None:
-    """The number of requests that gives a PASS if none of them fails; None if no number does."""
+    """The least number of requests for a PASS if none of the requests fails; None if no number suffices."""
     return math.ceil(math.log(level) / math.log1p(-margin)) if 0 < margin < 1 else None
 
 
 # The slowdown of a quantile of latency, and its uncertainty.
 #
-# There are two intervals, and the wider end of the two counts. The bootstrap of the logarithm of the ratio works for
-# any distribution, but needs latencies near the quantile, and fails if there are hardly any: between two modes, or
-# between the steps of a clock. So the rank of the quantile is also moved by the uncertainty of the share of requests
-# below it, and the latencies at those ranks are compared (Woodruff, JASA 47, 1952; for two samples Mathisen, Annals of
-# Mathematical Statistics 14, 1943). This assumes no density, and a gap gives a wide interval.
+# There are two intervals, and at each end the wider one counts. The bootstrap of the logarithm of the ratio works for
+# any distribution, but fails if hardly any latency is near the quantile: between two modes, or between the steps of a
+# clock. Therefore the rank of the quantile is also shifted by the uncertainty of the share of requests below it, and
+# the latencies at the shifted ranks are compared (Woodruff, JASA 47, 1952; for two samples Mathisen, Annals of
+# Mathematical Statistics 14, 1943). This assumes no density, and a gap results in a wide interval.
 
 # `serial_dependence.LEVELS` for a single quantile, after the test of all latencies together.
 _ALONE = (0.01, 0.01)
-# A quantile needs this many requests beyond it; with fewer it is hardly more than the greatest value.
+# A quantile needs at least this many requests beyond it; with fewer it is nearly the greatest value.
 LEAST_BEYOND = 10
 
 
@@ -221,10 +221,10 @@ LEAST_BEYOND = 10
 class Effect:
     """The logarithm of the ratio of a quantile on both sides. error: its standard error.  blocks: in the bootstrap.
 
-    beyond: requests beyond the quantile, on its thinner side; those that come in one burst count as fewer.
+    beyond: requests beyond the quantile, on its thinner side, divided by their design effect.
     freedom: degrees of freedom of the standard error.  block: about how many requests make one independent observation.
-    share_error: standard error of the difference of the shares of requests below the quantile; infinite where there are
-    fewer than LEAST_INDEPENDENT blocks, and then `error` is too small.
+    share_error: standard error of the difference of the shares of requests below the quantile; infinite with fewer than
+    LEAST_INDEPENDENT blocks, when `error` is too small.
     log_ratio: candidate over baseline.
     """
 
@@ -248,7 +248,7 @@ def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
 
 
 def pair_by_order(ours: Array, theirs: Array) -> tuple[Array, Array]:
-    """Two series of the same period with equal length: entries of the longer one are left out, evenly spaced."""
+    """Two series of the same period, cut to equal length: evenly spaced entries of the longer one are left out."""
     count = min(len(ours), len(theirs))
     first_values, second_values = (values[np.arange(count) * len(values) // max(count, 1)] for values in (ours, theirs))
     return first_values, second_values
@@ -257,8 +257,8 @@ def pair_by_order(ours: Array, theirs: Array) -> tuple[Array, Array]:
 def quantile_effects(
     sides: tuple[Array, Array], probabilities: list[float], seed: int, replicates: int, design_block: int = 1
 ) -> list[Effect]:
-    """The effect on each quantile. sides: latencies of candidate and baseline, [requests] each, of the same requests or
-    of the same period in order, so that common slowdowns cancel.
+    """The effect on each quantile. sides: latencies of candidate and baseline, [requests] each, in order, of the same
+    requests or the same period: common slowdowns then cancel.
 
     seed, replicates: of the bootstrap, which draws the same blocks on both sides.  design_block: as in
     `CanaryEvidence`.
@@ -304,21 +304,21 @@ def _effect(sides: tuple[Array, Array], p: float, floor: int, seed: int, replica
 
 
 def quantile_of(values: Array, p: float) -> float:
-    """The p-quantile: the least value that at least the share p of the values does not exceed."""
+    """The p-quantile: the least value such that at least a share p of the values is not greater."""
     rank = max(math.ceil(p * len(values) - 1e-9) - 1, 0)
     return float(np.partition(values, rank)[rank])
 
 
 def mean_ranks(values: Array) -> tuple[Array, Array]:
-    """The ranks of the values from 1, [n], with the mean rank for equal values; and how often each value occurs."""
+    """The ranks of the values from 1, [n], with mean ranks for equal values; and the count of each distinct value."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2.0)[inverse], counts
 
 
 def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_share: float) -> tuple[float, float]:
-    """The least and the greatest logarithm of the ratio of quantiles if the rank of one of the sides is moved.
+    """The least and the greatest log ratio of the two sides' p-quantiles if the rank on one side is shifted.
 
-    lower_share, upper_share: shift of the ranks for the least and for the greatest, as a share of the requests.
+    lower_share, upper_share: shift of the rank for the least and the greatest, as a share of the requests.
     sides: as of `quantile_effects`.
     """
     candidate_values, baseline_values = (np.sort(values) for values in sides)
@@ -334,9 +334,9 @@ def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_
 
 
 def _edge(sorted_values: Array, share: float, step: Literal[-1, 1]) -> float:
-    """Logarithm of the order statistic at a share of the requests, as low (step -1) or high (1) as it may be.
+    """The lower (step -1) or upper (step 1) bound of the logarithm of the order statistic at a share of the requests.
 
-    Equal values may be rounded ones, so their edge is halfway to the next value. Beyond all values it is infinite.
+    Equal values may be rounded: their bound is halfway to the next value. Beyond all values the bound is infinite.
     """
     rank = math.ceil(share * len(sorted_values) - 1e-9) - 1
     if (step < 0 and rank < 0) or (step > 0 and rank >= len(sorted_values)):

@@ -62,23 +62,23 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
 # Serial dependence of requests: the block bootstrap of quantiles, and the variance of the mean of a dependent series.
 #
-# Latencies of neighbouring requests depend on each other (a queue, other load on the machine, a throttled clock), so
-# that resampling single requests would give too narrow intervals. Blocks of consecutive requests are resampled
-# instead. They do not overlap (Carlstein, Annals of Statistics 14, 1986). Their length follows from the data by Politis
-# & White (Econometric Reviews 23, 2004, with the correction of Patton, Politis & White, 28, 2009), doubled: blocks that
-# are too long widen the interval a little, blocks that are too short make it wrong. There are at most 400, which keeps
-# the bootstrap quick and still gives the standard error to 4 %.
+# Latencies of neighbouring requests depend on each other (a queue, other load on the machine, a throttled clock).
+# Resampling single requests would therefore give too narrow intervals, and blocks of consecutive requests are resampled
+# instead. Blocks do not overlap (Carlstein, Annals of Statistics 14, 1986). Their length follows from the data by
+# Politis & White (Econometric Reviews 23, 2004, with the correction of Patton, Politis & White, 28, 2009), doubled: too
+# long blocks widen the interval a little, too short blocks make it wrong. There are at most 400 blocks, which keeps the
+# bootstrap quick and still estimates the standard error to 4 %.
 #
 # The memory of a series is the distance over which its values depend on each other. The mean of n dependent requests
-# has the variance of that of fewer independent ones. It is estimated from the means of blocks that are so long that
-# these are nearly independent: a multiple of the integrated autocorrelation time (Sokal, Monte Carlo Methods in
-# Statistical Mechanics, 1989), which is estimated from the requests, and again from the means
-# of ever longer blocks. A run with too few of these blocks, or with a level that moves, gives no variance.
+# has the variance of a mean of fewer independent ones. This variance is estimated from block means. Blocks must be so
+# long that their means are nearly independent: a multiple of the integrated autocorrelation time (Sokal, Monte Carlo
+# Methods in Statistical Mechanics, 1989), which is estimated from the requests, and again from the means of ever longer
+# blocks. The variance is unknown for a run with too few such blocks, or with a changing level.
 #
-# Whether a level moves is tested by the slowest cosine waves over the run (Mueller & Watson, Econometrica 76, 2008):
-# where means of B blocks are independent, the share of their variance in the q slowest of B - 1 waves is Beta(q / 2,
-# (B - 1 - q) / 2). Of loads with a memory of 1,000 of 2,000 requests and a tenth of the variance this misses 3 % at a
-# level of 5 %, where the statistic of Kwiatkowski et al. (1992), which gives the slowest wave most weight, misses 11 %.
+# A changing level is tested by the slowest cosine waves over the run (Mueller & Watson, Econometrica 76, 2008): if the
+# means of B blocks are independent, the share of their variance in the q slowest of B - 1 waves is Beta(q / 2,
+# (B - 1 - q) / 2). For loads with a memory of 1,000 of 2,000 requests and a tenth of the variance, this test misses 3 %
+# at a level of 5 %; the statistic of Kwiatkowski et al. (1992), which weights the slowest wave most, misses 11 %.
 
 MOST_BLOCKS = 400
 LEAST_BLOCKS = 20
@@ -86,14 +86,14 @@ LEAST_BLOCKS = 20
 # least the second number of blocks.
 BLOCK_TIMES = 5.0
 LEAST_INDEPENDENT = 16
-# Significance of the test for a moving level: at the first, blocks become longer; at the second, there is no variance.
+# Significance of the test for a changing level: at the first, blocks get longer; at the second, no variance is known.
 LEVELS = (0.05, 0.02)
 # The test uses at most _WAVES cosine waves, and at most one for each _BLOCKS_A_WAVE blocks.
 _WAVES, _BLOCKS_A_WAVE = 8, 4
 
 
 def block_length(*series: np.ndarray) -> int:
-    """The length of blocks for the bootstrap, of the series with the longest memory. series: float [requests] each."""
+    """The length of bootstrap blocks that suits the series with the longest memory. series: float [requests] each."""
     count = min(len(values) for values in series)
     dependence_length = max(math.ceil(2 * politis_white(values)) for values in series)
     return max(1, math.ceil(count / MOST_BLOCKS), min(dependence_length, count // LEAST_BLOCKS))
@@ -109,7 +109,7 @@ def politis_white(series: np.ndarray) -> float:
     max_lag = math.ceil(math.sqrt(count)) + 5
     covariance = autocovariance(deviations, 2 * max_lag - 1)
     quiet_mask = np.abs(covariance[1:] / variance) < 2.0 * math.sqrt(math.log10(count) / count)
-    # The last lag before so many uncorrelated ones in a row; without those, the last correlated one.
+    # The last lag before the first long row of uncorrelated lags; without such a row, the last correlated lag.
     quiet_runs = sliding_window_view(quiet_mask, max(5, math.ceil(math.sqrt(math.log10(count))))).all(1)
     last_lag = int(quiet_runs.argmax()) if quiet_runs.any() else int((~quiet_mask).nonzero()[0].max(initial=-1)) + 1
     bandwidth = min(2 * last_lag, max_lag)
@@ -128,7 +128,7 @@ def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
     """Autocovariances at lags 0 to `lags`, float64 [lags + 1]. deviations: the series less its mean."""
     count = len(deviations)
     power = 1 << (count + lags).bit_length()
-    # The shortest of these that is long enough: a transform of 2^a 3^b 5^c points is quick.
+    # The shortest sufficient size of the form 2^a 3^b 5^c, for which the transform is quick.
     sizes = (factor * power // 16 for factor in (8, 9, 10, 12, 15, 16))
     size = next(points for points in sizes if points >= min(count + lags + 1, power))
     spectrum = np.fft.rfft(deviations, size)
@@ -151,9 +151,9 @@ def quantile_replicates(
 ) -> np.ndarray:
     """Bootstrap replicates of quantiles of `values` ([requests]): float64 [replicates, probabilities].
 
-    drawn_blocks: from `draw_block_counts`. Requests after the last whole block do not count.
-    No replicate is sorted: for each block, the values up to each of some 100 order statistics, dense around the
-    quantile, are counted once; a replicate's distribution function there is one row of a matrix product.
+    drawn_blocks: from `draw_block_counts`. Requests after the last whole block do not count. No replicate is sorted:
+    the values of each block up to each of some 100 order statistics, dense around the quantile, are counted once. A
+    replicate's distribution function at these order statistics is one row of a matrix product.
     """
     block_count = drawn_blocks.shape[1]
     whole_blocks = values[: block_count * block]
@@ -178,16 +178,16 @@ def quantile_replicates(
 
 @dataclass(frozen=True)
 class SeriesMemory:
-    """The memory of a series. block: about how many requests make one independent observation.
+    """The memory of a series. block: about the number of requests per independent observation.
 
-    variance: of the mean; infinite (unknown) if there are fewer than LEAST_INDEPENDENT such blocks.
+    variance: of the mean; infinite (unknown) with fewer than LEAST_INDEPENDENT blocks or a changing level.
     """
 
     block: int
     variance: float
 
     def design_effect(self, series: np.ndarray) -> float:
-        """How many consecutive requests count as one independent request; at least 1."""
+        """The number of consecutive requests that count as one independent request; at least 1."""
         variance = float(series.var())
         return max(1.0, self.variance * len(series) / variance) if variance > 0.0 else 1.0
 
@@ -195,7 +195,7 @@ class SeriesMemory:
 def memory_of(
     series: np.ndarray, least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
-    """The memory of a series, from its autocorrelation, that of means of ever longer blocks, and a test for drift.
+    """The memory of a series, from its autocorrelation, that of ever longer blocks' means, and a test for drift.
 
     least_block: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
     """
@@ -217,8 +217,8 @@ def memory_of_difference(
 ) -> SeriesMemory:
     """The memory of the difference of two series of equal length, for comparing them.
 
-    Slow movements of both sides cancel in the difference. If they do not, so that the difference also has a long memory
-    and as much variance as both sides together, the longer memory of the two sides counts.
+    Slow changes of both sides cancel in the difference. If they do not (the difference also has a long memory, and over
+    half of the variance of both sides together), the longer memory of the two sides counts.
 
     sides: series of equal length.  least_block: the shortest block.  levels: as LEVELS.  design_block: as in
     `CanaryEvidence`.
@@ -237,7 +237,7 @@ def memory_of_difference(
 def _independent(series: np.ndarray, design_block: int = 1) -> int:
     """A length of blocks whose means are nearly independent: BLOCK_TIMES integrated autocorrelation times.
 
-    The noise of single requests hides a weak, slow component, but the noise of block means does not, so these are
+    The noise of single requests hides a weak, slow component. The noise of block means does not; therefore means are
     tested too. For blocks that are independent by design (`design_block`) only the means are tested.
     """
     count, block = len(series), design_block
@@ -254,7 +254,7 @@ def _independent(series: np.ndarray, design_block: int = 1) -> int:
 
 
 def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
-    """1 + 2 * the sum of autocorrelations, and the number of lags: up to five times that sum (Sokal 1989)."""
+    """1 + 2 * the sum of autocorrelations, and the number of lags in it: about five times the result (Sokal 1989)."""
     deviations = series - series.mean()
     covariance = autocovariance(deviations, len(series) // 2)
     if not covariance[0] > 0.0:
@@ -268,7 +268,7 @@ def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
 
 
 def _bias(lags: Any, count: int) -> Any:
-    """The factor by which a mean from the same series reduces a sum of autocovariances."""
+    """The factor by which subtracting the series' own mean reduces a sum of autocovariances."""
     return 1.0 - (2.0 * lags + 1.0) / (count + 2.0)
 
 
@@ -285,7 +285,7 @@ def variance_of_mean(series: np.ndarray, block: int) -> float:
 
 
 def drifts(series: np.ndarray, block: int, level: float) -> bool:
-    """Whether the slowest waves have a greater share of block means' variance than in 1 - `level` of steady series."""
+    """Whether the slowest waves' share of the block means' variance exceeds that of 1 - `level` of steady series."""
     means = _means(series, block)
     deviations = means - means.mean()
     energy = float(deviations @ deviations)
@@ -298,6 +298,6 @@ def drifts(series: np.ndarray, block: int, level: float) -> bool:
 
 @lru_cache(maxsize=64)
 def _cosines(blocks: int) -> np.ndarray:
-    """The slowest cosine waves over a number of blocks, orthonormal: float64 [waves, blocks]."""
+    """The slowest cosine waves over `blocks` blocks, orthonormal: float64 [waves, blocks]."""
     orders = np.arange(1, min(_WAVES, (blocks - 1) // _BLOCKS_A_WAVE) + 1)
     return math.sqrt(2.0 / blocks) * np.cos(math.pi * np.outer(orders, (np.arange(blocks) + 0.5) / blocks))

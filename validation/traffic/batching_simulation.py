@@ -1,9 +1,9 @@
 """Simulates a dynamic batcher in front of one engine: the wait of each request and the run time of its batch.
 
 The policy is that of `enginesmith.Batcher` (and, for one bucket, of Triton's dynamic batcher with `max_queue_delay`):
-requests are queued by bucket; a queue is ready once it holds `most` samples or its oldest request has waited
-`wait_s`; the one worker, when free, takes the ready queue whose oldest request is the oldest, and from it requests in
-order of arrival up to `most` samples. A discrete-event simulation: no steady state or distribution is assumed.
+requests are queued by bucket. A queue is ready once it holds `most` samples or its oldest request has waited `wait_s`.
+When the single worker is free, it serves the ready queue with the oldest request: requests in order of arrival, up to
+`most` samples. This is a discrete-event simulation: no steady state or distribution is assumed.
 """
 
 from bisect import bisect_right
@@ -18,8 +18,8 @@ from enginesmith.arrays import Array
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """The policy of a batcher. most: samples in a batch at most; a larger request runs alone.  wait_s: how long the
-    oldest request waits for others at most while the worker is free."""
+    """The policy of a batcher. most: the most samples in a batch; a larger request runs alone.  wait_s: the longest
+    time that the oldest request waits for others while the worker is free."""
 
     most: int = 1
     wait_s: float = 0.0
@@ -54,7 +54,7 @@ class SimulatedService:
 def simulate_batching(
     at: Array, samples: Array, buckets: Array, curves: Sequence[Sequence[Array]], policy: BatchPolicy, seed: int = 0
 ) -> SimulatedService:
-    """The simulation of requests that one worker serves.
+    """Simulate the requests that one worker serves.
 
     at: arrival in seconds, [requests], rising.  samples: of each request, [requests], 1 or more.  buckets: index of
     each request's bucket, [requests].
@@ -99,7 +99,7 @@ def _simulate_alone(
     at: Array, samples: Array, curves: Sequence[Array], _policy: BatchPolicy, seed: int
 ) -> SimulatedService:
     """`simulate_batching` for one bucket if each request runs alone, on whole arrays (Lindley, Proc. Cambridge
-    Philosophical Society 48, 1952): a request begins on arrival or at the end of the one before, whichever is later."""
+    Philosophical Society 48, 1952): a request starts on arrival or when the previous one ends, whichever is later."""
     rows = np.stack(curves)[np.minimum(samples, len(curves)) - 1]
     low, fractions = _places(np.random.default_rng(seed).random(len(at)), len(curves[0]))
     bounds = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
@@ -165,7 +165,7 @@ def _quantile(curve: Sequence[float], share: float) -> float:
 def _choose(
     queues: Sequence[deque[int]], counts: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
 ) -> tuple[int | None, float]:
-    """The ready queue whose oldest request is the oldest of all, or None; and the time at which the next is ready."""
+    """The ready queue with the oldest request, or None; and the time at which the next queue gets ready, or inf."""
     queue_index, oldest_arrival, wake_s = None, np.inf, np.inf
     for index, queue in enumerate(queues):
         if not queue:
@@ -180,7 +180,7 @@ def _choose(
 
 
 def _take(queue: deque[int], counts: Sequence[int], max_samples: int) -> list[int]:
-    """Requests from the front of a queue, up to `max_samples` together, at least one."""
+    """Remove requests from the front of a queue, up to `max_samples` samples, but at least one request."""
     batch = [queue.popleft()]
     size = counts[batch[0]]
     while queue and size + counts[queue[0]] <= max_samples:

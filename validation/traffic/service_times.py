@@ -1,8 +1,8 @@
-"""The run time of an engine as a function of the sizes of its dims, from the sizes at which it was measured.
+"""The run time of an engine as a function of the sizes of its dims, interpolated between measured sizes.
 
 Between measured sizes the logarithm of the median is interpolated by universal kriging over the logarithms of the
-sizes: a linear trend (t is about a * size^b) and a Gaussian process on the residuals, whose scale and length are those
-of the greatest likelihood on a grid (Cressie, Statistics for Spatial Data, 1993, 3.4; Rasmussen & Williams,
+sizes: a linear trend (t is about a * size^b) and a Gaussian process on the residuals. Its scale and length have the
+greatest likelihood on a grid (Cressie, Statistics for Spatial Data, 1993, 3.4; Rasmussen & Williams,
 Gaussian Processes for Machine Learning, 2006, 2.7 and 5.4). Each value has a standard deviation. There are no
 predictions outside the measured sizes.
 """
@@ -108,7 +108,7 @@ class _Kriging:
 
     @classmethod
     def _at(cls, at: Array, values: Array, noise: Array, scale: float, length: float) -> tuple[float, "_Kriging"]:
-        """The logarithm of the (restricted) likelihood up to a constant, and the fit."""
+        """The logarithm of the likelihood, up to a constant, and the fit."""
         covariance = _kernel(at, at, scale, length) + np.diag(noise**2)
         inverse = np.linalg.inv(covariance)
         design = _design(at, len(at) > at.shape[1])

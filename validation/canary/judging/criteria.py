@@ -33,9 +33,9 @@ from validation.statistics.serial_dependence import (
 
 # The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default.
 
-# An answer that takes over this many times the baseline's p99 counts as failed, so that a tail beyond p99 counts.
+# An answer after over this many times the baseline's p99 counts as failed; the tail beyond p99 is thus judged too.
 LATE = 5.0
-# In a PASS, late answers (beyond as many as the baseline has) add at most this share of the baseline's mean latency.
+# In a PASS, late answers beyond the number of the baseline's add at most this share to the baseline's mean latency.
 LATE_TIME = 0.1
 # The least and the greatest share of different answers that a margin of 'noise' allows.
 NOISE = (0.002, 0.01)
@@ -43,29 +43,29 @@ NOISE = (0.002, 0.01)
 # The criteria of a canary: latency quantiles, shares of failed or different answers, the mean score.
 #
 # Each is an estimate with an interval, compared with a margin: a test of non-inferiority (Wellek, Testing Statistical
-# Hypotheses of Equivalence and Noninferiority, 2010). PASS when the upper bound is within the margin, FAIL when the
-# lower one is beyond it (the other of two one-sided tests, Schuirmann 1987), INSUFFICIENT when the margin lies between
-# them. "No difference was found" is no PASS.
+# Hypotheses of Equivalence and Noninferiority, 2010). PASS if the upper bound is within the margin, FAIL if the lower
+# bound is beyond it (the other of two one-sided tests, Schuirmann 1987), INSUFFICIENT if the margin is between the
+# bounds. "No difference was found" is no PASS.
 
 Verdict = Literal["PASS", "FAIL", "INSUFFICIENT"]
-# Of the bootstrap.
+# The number of resamples of the bootstrap.
 REPLICATES = 1000
 # Levels are multiplied by this (calibration: Loh, JASA 82, 1987). The normal interval of the bootstrap at 5 % misses in
 # 5.4 % of 6,000 simulated canaries (lognormal, heavy-tailed and autocorrelated latencies, 5,000 requests, median).
 CALIBRATED = 0.9
-# The same for a replay in segments (`CanaryEvidence.design_block`), which has fewer blocks: at 0.9 a candidate at its
-# margin of the median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
+# The factor for a replay in segments (`CanaryEvidence.design_block`), which has fewer blocks: at 0.9 a candidate at the
+# margin of its median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
-# The wider of two intervals misses less often than either, so ranks move by this share of the distance for one alone.
+# The wider of two intervals misses less often than either: ranks shift by this share of one interval's shift.
 _RANKS = 0.9
 Z_POWER = NORMAL.inv_cdf(POWER)
 
 
 @dataclass(frozen=True)
 class ErrorLevels:
-    """One-sided levels: of the upper bound, by which a criterion passes, and of the lower one, by which it fails.
+    """One-sided levels of the upper bound, which decides a PASS, and of the lower bound, which decides a FAIL.
 
-    anytime: whether a lower bound must hold at every number of requests, because the number of looks is not planned.
+    anytime: whether a lower bound must be valid at every number of requests, because looks are not planned.
     """
 
     passing: float
@@ -87,11 +87,11 @@ class ErrorLevels:
 class Criterion:
     """One test. Its numbers are relative slowdowns (latency), shares of requests, or points of score, by `kind`.
 
-    low: lower bound at the level that fails.  high: upper bound at the level that passes.
+    low: lower bound at the failing level.  high: upper bound at the passing level.
     detectable: the smallest true effect that leads to a FAIL with a probability of 0.8, with this number of requests.
     provable: the smallest margin with which an equal candidate passes with that probability.
-    needed: about how many requests an equal candidate needs to pass with a probability of 0.8; if there is a note, the
-    least number that allows an estimate.
+    needed: about the number of requests with which an equal candidate passes with a probability of 0.8; if there is a
+    note, the least number that allows an estimate.
     note: why there is no estimate; for kind 'fact', the observation that fails a candidate without any statistics.
     assumed: a remark on the interval.
     """
@@ -111,7 +111,7 @@ class Criterion:
     assumed: str = ""
 
     def without_infinities(self) -> "Criterion":
-        """The same with None in place of infinities and NaN, for which JSON has no number."""
+        """The criterion with infinities and NaN, which JSON lacks, replaced by None."""
         figures = (self.estimate, self.low, self.high, self.detectable, self.provable)
         estimate, low, high, detectable, provable = (value if is_finite(value) else None for value in figures)
         return replace(self, estimate=estimate, low=low, high=high, detectable=detectable, provable=provable)
@@ -123,7 +123,7 @@ def is_finite(value: float | None) -> TypeGuard[float]:
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:
-    """FAIL if all of the interval is above the margin, PASS if none of it is, else INSUFFICIENT, as for NaN."""
+    """FAIL if the whole interval is above the margin, PASS if none of it is; else, and for NaN, INSUFFICIENT."""
     if low > margin:
         return "FAIL"
     return "PASS" if high <= margin else "INSUFFICIENT"
@@ -134,8 +134,8 @@ def latency_criteria(
 ) -> list[Criterion]:
     """A criterion for each latency quantile of `thresholds`, from the bootstrap of the logarithm of the sides' ratio.
 
-    seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that common slowdowns cancel.
-    Different requests of the same period are paired by their order.
+    seed, replicates: of the bootstrap, which draws the same blocks on both sides: common slowdowns cancel. Different
+    requests of the same period are paired by their order.
     """
     latencies = pair_by_order(*select_answered(evidence))
     probabilities = [probability(name) for name in thresholds.latency]
@@ -178,7 +178,7 @@ def _latency(
 
 
 def _unknown(name: str, effect: Effect, is_paired: bool) -> tuple[str, int] | None:
-    """Why a quantile cannot be compared, and the least number of requests that allows it; None if it can."""
+    """The reason why a quantile cannot be compared, and the least number of requests for a comparison; else None."""
     tail = min(probability(name), 1 - probability(name))
     least_count = max(math.ceil(LEAST_BEYOND / tail), 2 * LEAST_BLOCKS)
     if effect.requests >= least_count and math.isinf(effect.share_error):
@@ -195,9 +195,9 @@ def _unknown(name: str, effect: Effect, is_paired: bool) -> tuple[str, int] | No
 
 
 def least_requests(block: int, count: int) -> int:
-    """The least number of requests of a series whose values depend on each other over `block` of `count` requests.
+    """The least number of requests for a series whose values depend on each other over `block` of `count` requests.
 
-    Twice `count` if the dependence spans all of them, as it may last longer than the series.
+    Twice `count` if the dependence spans all requests, because it may last longer than the series.
     """
     return 2 * count if block >= count else LEAST_INDEPENDENT * block
 
@@ -205,7 +205,7 @@ def least_requests(block: int, count: int) -> int:
 def unsteady(quantity: str, block: int, count: int, is_paired: bool) -> str:
     """The note on a series of `count` values with too long an autocorrelation.
 
-    is_paired: whether its values are differences of pairs.  block: requests that make one independent observation.
+    is_paired: whether the values are differences of pairs.  block: requests per independent observation.
     """
     subject = f"the two sides' difference in {quantity}" if is_paired else quantity
     remedy = "" if is_paired else ", or the same requests sent to both sides"
@@ -240,8 +240,8 @@ def _late(evidence: CanaryEvidence) -> tuple[Array, Array]:
 
 
 def late_time(evidence: CanaryEvidence, passing: float) -> str:
-    """Why late answers forbid a PASS: the upper bound of their number, times their mean latency, adds more than
-    LATE_TIME to the mean. '' if it adds less, or if no answer was late."""
+    """The reason why late answers forbid a PASS: the upper bound of their additional number, times their mean latency,
+    adds more than LATE_TIME to the mean. '' if it adds less, or if no answer was late."""
     late_flags = _late(evidence)
     if not late_flags[0].any():
         return ""
@@ -266,8 +266,8 @@ def late_time(evidence: CanaryEvidence, passing: float) -> str:
 def error_criterion(
     evidence: CanaryEvidence, margin: float, levels: ErrorLevels, budget: float | None = None
 ) -> Criterion:
-    """The criterion for failed requests: the difference of both sides' shares, or the candidate's own share if that is
-    proven to be within `budget`.  margin: the greatest difference that passes, as a share."""
+    """The criterion for failed requests: the difference of both sides' shares, or the candidate's own share if its
+    upper bound is within `budget`.  margin: the greatest difference that passes, as a share."""
     flags = failures(evidence)
     candidate_counts, baseline_counts = map(rates.effective, flags)
     count = min(map(len, flags))
@@ -348,7 +348,7 @@ def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: f
     """The criterion of the mean scores. error: standard error of their difference.  freedom: its degrees of freedom."""
     count = len(score_pair[0])
     estimate = float(score_pair[1].mean() - score_pair[0].mean())
-    # At the level itself, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
+    # At the uncalibrated level, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
     levels = levels.at(count)
     z_pass, z_fail = (t_quantile(1.0 - CALIBRATED * level, freedom) for level in (levels.passing, levels.failing))
     # Scores that never differed do not prove that they never will.
@@ -362,7 +362,7 @@ def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: f
 
 
 def describe(criterion: Criterion) -> str:
-    """'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
+    """A criterion as text: 'latency p50: +3.1 % (+2.4 % to +3.7 %), margin +2 %'."""
     return f"{criterion.name}: {describe_measured(criterion, of=('INSUFFICIENT',))}"
 
 
@@ -376,7 +376,7 @@ def describe_measured(criterion: Criterion, of: tuple[str, ...] = ("PASS", "FAIL
 
 
 def describe_interval(criterion: Criterion) -> str:
-    """'+2.4 % to +3.7 %', 'at most +3.7 %' if the lower bound is not known, or 'without bounds'."""
+    """A criterion's interval: '+2.4 % to +3.7 %', 'at most +3.7 %' without a lower bound, or 'without bounds'."""
     low, high = (describe_value(end, criterion.kind) for end in (criterion.low, criterion.high))
     is_bounded = is_finite(criterion.low) and (criterion.kind != "latency" or criterion.low > -1.0)
     if is_bounded and is_finite(criterion.high):
@@ -402,9 +402,9 @@ def describe_power(criterion: Criterion) -> str:
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
-    """About how many requests, and seconds of such traffic, an equal candidate needs to pass; '' if no number helps.
+    """A text on the number of requests, and seconds of traffic, with which an equal candidate passes; '' if none does.
 
-    requests, seconds: number of the requests so far, and their duration; None: the duration is not known.
+    requests, seconds: number of requests so far, and their duration; None: the duration is unknown.
     """
     undecided_criteria = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
     if not undecided_criteria or any(criterion.needed is None for criterion in undecided_criteria):

@@ -1,17 +1,17 @@
-"""The verdict on a candidate: PASS when every criterion passes, FAIL when one fails, INSUFFICIENT otherwise.
+"""The verdict on a candidate: PASS if every criterion passes, FAIL if one fails, INSUFFICIENT otherwise.
 
-A PASS needs all criteria, so each is tested at the full level (intersection-union test; Berger, Technometrics 24,
-1982). Any criterion alone can FAIL the candidate, so a FAIL is tested at a share of the level (Bonferroni).
+A PASS needs all criteria; therefore each is tested at the full level (intersection-union test; Berger, Technometrics
+24, 1982). Any single criterion can FAIL the candidate; therefore a FAIL is tested at a share of the level (Bonferroni).
 
-Data may be judged while it grows, and each look is another chance of an error. The error of all looks together is
-bounded by alpha spending (Lan & DeMets, Biometrika 70, 1983): the share of the planned data that has arrived determines
-how much of alpha may be spent. The spending function approximates O'Brien & Fleming's (1979) boundaries: almost
-nothing early, almost everything at the end. The boundaries follow by recursive integration (Armitage, McPherson & Rowe,
-JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19). Growing logs without a plan fail a candidate by
-bounds that hold at every number of requests at once (`rates.anytime_level`).
+Data may be judged while it grows, and each look can cause an error. Alpha spending bounds the error of all looks
+together (Lan & DeMets, Biometrika 70, 1983): the share of the planned data that has arrived determines the part of
+alpha that may be spent. The spending function approximates O'Brien & Fleming's (1979) boundaries: almost nothing
+early, almost everything at the end. The boundaries are computed by recursive integration (Armitage, McPherson & Rowe,
+JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19). For growing logs without a plan, a FAIL needs bounds
+that are valid at every number of requests at once (`rates.anytime_level`).
 
-Facts come before statistics (`facts_of`): a candidate gets a FAIL if its process ended, or if it fails or is slow for a
-stretch of time in which the baseline does neither, however few such events there are.
+Facts precede statistics (`facts_of`): a candidate gets a FAIL if its process ended, or if it fails or is slow for a
+period in which the baseline does neither, for any number of such events.
 """
 
 import math
@@ -44,10 +44,11 @@ from validation.statistics.rates import CanaryEvidence, upper
 from validation.statistics.serial_dependence import NORMAL
 
 SEED = 0
-# The least error of a look, above 0 where the spending function gives none; and the least step between looks.
+# The least error of a look, used if the spending function is nearly 0; and the least step between looks.
 LEAST_LEVEL = 1e-9
 LEAST_STEP = 0.005
-# A class of sizes has at least so many requests; from USUAL_CLASS on its margin is the widest of the quantiles'.
+# A class of sizes has at least LEAST_OF_CLASS requests. From USUAL_CLASS requests on, its margin is the widest of the
+# latency margins; with fewer it is wider, up to WIDEST.
 LEAST_OF_CLASS, USUAL_CLASS, WIDEST = 40, 400, 0.15
 # Points of the grids of the integration, and how many standard deviations they reach to either side.
 _POINTS, _REACH = 801, 8.0
@@ -78,13 +79,13 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
 
 @lru_cache(maxsize=256)
 def _level(fractions: tuple[float, ...], alpha: float) -> float:
-    """`level_of`, from the density of the statistic at each look over the runs that crossed no boundary before."""
+    """`level_of`, from the statistic's density at each look, over the runs that crossed no earlier boundary."""
     start, level = fractions[0], max(spend_error(fractions[0], alpha), LEAST_LEVEL)
     boundary = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
     grid = np.linspace(-_REACH * math.sqrt(start), boundary, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
     for previous, fraction in pairwise(fractions):
-        # The density one look later, and the point above which its mass is the error that this look may spend.
+        # The density one look later, and the boundary: the mass above it is the error that this look may spend.
         wide_grid = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
         step = fraction - previous
         kernel = np.exp(-((wide_grid[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
@@ -112,7 +113,7 @@ class Looks:
     before: tuple[int, ...] = ()
 
     def fractions(self, requests: int) -> tuple[float, ...]:
-        """The share of the plan at each look, the present one last. Raises InputError when it does not grow."""
+        """The share of the plan at each look, the present one last. Raises InputError for a missing or used-up plan."""
         if self.planned is None:
             if self.before:
                 raise InputError("there were earlier looks, so the number of planned requests must be given")
@@ -144,12 +145,12 @@ def judge(
     seed: int = SEED,
     replicates: int = REPLICATES,
 ) -> CanaryJudgement:
-    """The judgement of a candidate by observations of both sides (`pairing.evidence_of`).
+    """Judge a candidate by the observations of both sides (`pairing.evidence_of`).
 
     looks: None for a single look.  Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
-    # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.
+    # The number of criteria that may FAIL a candidate: all criteria of the thresholds, observed or not.
     share_limits = (limits.quality.disagreement, limits.quality.flips, limits.quality.score) if limits.quality else ()
     count = len(limits.latency) + sum(limit is not None for limit in (limits.error_rate, *share_limits))
     fractions = looks.fractions(evidence.requests)
@@ -186,8 +187,8 @@ def judge(
 
 
 def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
-    """The requests in classes of size: octaves, joined until each has enough requests; [] if sizes are not
-    recorded or are alike. Each class comes with its sizes as text."""
+    """(range of sizes as text, evidence) of each class of size: octaves, joined until each has enough requests; [] if
+    sizes are not recorded, or fit into one class."""
     sides = evidence.candidate, evidence.baseline
     if sides[0].size is None or sides[1].size is None:
         return []
@@ -243,9 +244,9 @@ def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: Error
 
 
 def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
-    """The verdict's reason in one line, with the criterion that decided.
+    """The verdict's reason in one line, with the deciding criterion.
 
-    If several decided, answers and errors are named before latency, which a busy machine changes too.
+    If there are several, answers and errors are named before latency, which a busy machine changes too.
     """
     if verdict == "PASS":
         return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
@@ -262,14 +263,14 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     return f"{describe(criterion)}{suffix}"
 
 
-# The least number of failures of a stretch: more than may be in flight when a log ends.
+# The least number of failures in a stretch: more than may be in flight when a log ends.
 LEAST_STRETCH = 10
-# The chance that independent failures form such a stretch in a run; and the ratio of the expected time in stretches to
-# the candidate's that gives a FAIL if it is smaller. By Markov's inequality an equal candidate gets there with a
-# probability of at most SPENT if the baseline's run shows how often outages occur. A short run does not show it: one
-# long outage FAILs an equal candidate there, too (29 to 30 of 200 simulated pairs of short logs).
+# CHANCE: the probability that independent failures form a stretch in a run. SPENT: a FAIL if the expected time in
+# stretches is less than this share of the candidate's. By Markov's inequality an equal candidate gets this FAIL with a
+# probability of at most SPENT, if the baseline's run shows the frequency of outages. A short run does not: one long
+# outage then FAILs an equal candidate too (29 to 30 of 200 simulated pairs of short logs).
 CHANCE, SPENT = 1e-3, 0.02
-# The number of parts of a run whose medians are compared; the parts in a row that make a slow stretch; its slowdown.
+# The number of parts of a run whose medians are compared; consecutive parts of a slow stretch; its least slowdown.
 PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
 # The least seconds of a slow stretch: garbage collection of an equal candidate pauses for less.
 LEAST_SLOW = 1.0
@@ -291,7 +292,7 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
 
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str]:
     """Whether the candidate's log ends in a stretch of failures no longer than the baseline's; and a sentence about a
-    stretch at its end, or about more time in such stretches than the baseline's share explains; '' for neither."""
+    stretch at the log's end, or about more time in stretches than the baseline's share explains; '' for neither."""
     candidate_flags, baseline_flags = failures(evidence)
     if not len(candidate_flags) or not len(baseline_flags):
         return False, ""
@@ -307,10 +308,10 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str
         lone_stretches &= ~baseline_stretches[np.maximum(last_indices, 0)] & (last_indices >= 0)
     expected_share, lone_share = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
     expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
-    # An outage as long as one that the baseline recovered from proves neither that the candidate died nor recovers.
+    # If the baseline recovered from an outage as long, this outage proves neither a dead candidate nor a recovery.
     length, longest = run_lengths(stretches(candidate_flags, count))[-1], max(run_lengths(baseline_stretches))
     lone_length = run_lengths(lone_stretches)[-1]
-    # The end of an outage of both sides: its flags last longer on the side with less traffic.
+    # Whether this is the end of an outage of both sides: the side with less traffic has flags for a longer time.
     is_over = lone_length < length and candidate_flags[-lone_length:].sum() < LEAST_STRETCH
     is_longer = not is_over and length * len(baseline_flags) > longest * len(candidate_flags)
     if lone_share * SPENT > expected_share and not (lone_stretches[-1] and is_longer):
@@ -340,8 +341,8 @@ def stretches(flags: np.ndarray, count: int) -> np.ndarray:
 
 
 def _slow_stretch(evidence: CanaryEvidence) -> str:
-    """A sentence if the candidate became SLOW times slower for a stretch, or was that much slower than the baseline for
-    most of the run; else ''."""
+    """A sentence if the candidate became SLOW times slower for a stretch, or was SLOW times slower than the baseline
+    for most of the run; else ''."""
     sides = [evidence.candidate, evidence.baseline]
     answered_mask = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
     sides = [side.select(side.ok if answered_mask is None else answered_mask) for side in sides]

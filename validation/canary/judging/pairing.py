@@ -1,13 +1,13 @@
-"""Turns two files of observations into the evidence of a canary: paired by the names of their requests, else unpaired.
+"""Converts two files of observations into the evidence of a canary: paired by request name, else unpaired.
 
-A process that dies logs nothing, so the side whose log stops first may have died there. A log that ends with the number
-of its observations (`ObservationLog.close`) was stopped in order. Without such an end on both sides, a log that stops
-before the other one cannot lead to a PASS. Logs that are still written to may lack the requests that were in flight
-when they were read: those younger than the time that an answer takes, which is a quantile of the latencies and not
-their maximum, because one slow answer does not show how long the others are in flight.
+A process that dies logs nothing: if one log stops first, its engine may have died. A log that ends with the number of
+its observations (`ObservationLog.close`) was stopped in order. Without such an end on both sides, a log that stops
+before the other cannot lead to a PASS. Growing logs may lack the requests that were in flight when they were read:
+requests younger than the time of an answer. That time is a quantile of the latencies and not their maximum, because
+one slow answer does not show the time in flight of the others.
 
 Latency depends on the hour and on the load. Sides that answered different requests are compared only in the time that
-both logs cover, and only if their loads were alike throughout: a longer queue raises latency without a slower engine.
+both logs cover, and only if both had the same load throughout: a longer queue raises latency without a slower engine.
 """
 
 import math
@@ -25,13 +25,13 @@ from validation.canary.observations import Name, ObservationTable
 from validation.statistics.rates import CanaryEvidence
 from validation.statistics.serial_dependence import NORMAL
 
-# The number of requests in flight at the end of a log that is no sign of a dead process.
+# The most requests in flight at the end of a log that are no sign of a dead process.
 MOST_IN_FLIGHT = 8
 # The quantile of latency that counts as the longest time in flight.
 _IN_FLIGHT = 0.99
-# A run of requests that one side did not see is not chance if its probability is below this.
+# A series of requests that one side did not see is not chance if its probability is below this.
 _RARE = 1e-6
-# The same requests on both sides are not compared if the median distance of their times is greater.
+# The same requests on both sides are not compared if the median distance of their times is greater than this.
 MOST_APART_S = 900.0
 # Times below this (1973) count as seconds since an unknown start.
 _EPOCH = 1e8
@@ -39,11 +39,11 @@ _EPOCH = 1e8
 LOAD_WINDOWS, PER_WINDOW = 20, 50
 # The greatest ratio of the two sides' requests per second, apart from chance.
 MOST_LOAD = 1.25
-# Chance reaches this many standard deviations of a binomial share.
+# Deviations up to this many standard deviations of a binomial count are chance.
 _CHANCE = 4.0
-# This many requests in the common time are enough, however long the logs are.
+# The common time must have half of the shorter log's requests, or this many if that is fewer.
 LEAST_REQUESTS = 40
-# A side's end is not chance if this many more of its requests were to be expected.
+# The end of a log is not chance if at least this many more requests were expected.
 _SILENCE = 20.0
 REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
 CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at the same request"
@@ -59,7 +59,7 @@ class PairsEnd:
 
 
 def describe_kill(role: str, side: ObservationTable) -> str:
-    """Why a side's log ends too early: its engine or its replay was killed; '' if neither was."""
+    """The reason why a side's log ends too early: its engine or its replay was killed; '' if neither was."""
     if side.died:
         return f"the {role}'s engine ended its process: {side.died}; find the cause, fix it, and run the canary again"
     if side.planned and not side.ended:
@@ -73,7 +73,7 @@ def describe_kill(role: str, side: ObservationTable) -> str:
 def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore_missing: bool) -> PairsEnd:
     """The end of two logs of the same requests. ignore_missing: whether a side may see only a part of the requests."""
     is_closed = candidate.ended and baseline.ended
-    # How long a request may be in flight, in seconds: a quantile of the latencies; 0 if a side was stopped in order.
+    # The longest time in flight in seconds: a quantile of the latencies; 0 if a side was stopped in order.
     latencies = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
     latencies = latencies[~np.isnan(latencies)]
     has_ended = candidate.ended or baseline.ended or not len(latencies)
@@ -85,7 +85,7 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
         young_names = [name for name, age in ages.items() if longest_s and age <= longest_s]
         if not tail_names <= set(young_names):  # the side had stopped before the last requests arrived
             young_names = [name for name in young_names if name not in tail_names]
-        if is_closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # a moment before the candidate
+        if is_closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # closed just before the candidate
             young_names = list(tail_names)
         pending += young_names
         if len(young_names) > MOST_IN_FLIGHT:
@@ -106,7 +106,7 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
 
 
 def _unseen(side: ObservationTable, peer: ObservationTable) -> tuple[dict[Name | None, float], set[Name | None], float]:
-    """The requests that only `peer` saw, with their age in seconds at the end of its log; those of them that arrived
+    """The requests that only `peer` saw, with their age in seconds at the end of its log; the requests that arrived
     after the last request that both saw; and the share of the earlier requests that `side` saw."""
     request_names, last_arrival = set(side.request), max(peer.time)
     order = sorted(range(len(peer)), key=lambda index: peer.time[index])
@@ -119,11 +119,11 @@ def _unseen(side: ObservationTable, peer: ObservationTable) -> tuple[dict[Name |
 def evidence_of(
     candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, *, ignore_missing: bool = False
 ) -> tuple[CanaryEvidence, tuple[str, ...]]:
-    """The evidence in two files, and remarks on how they were read.
+    """The evidence in two files, and remarks on the reading.
 
-    Observations are paired if every one on both sides names its request. A request that only one side observed counts
-    as failed on the other, or is left out with `ignore_missing`; requests that may have been in flight when growing
-    logs were read are always left out.
+    Observations are paired if every observation on both sides names its request. A request that only one side observed
+    counts as failed on the other, or is left out with `ignore_missing`. Requests that may have been in flight when
+    growing logs were read are always left out.
     sqnr_db: answers with at least this SQNR count as equal.  Raises DataError without a request in common.
     """
     notes = [f"{table.path.name}: half a line at its end was left out" for table in (candidate, baseline) if table.cut]
@@ -144,8 +144,8 @@ def evidence_of(
 
 
 def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
-    """The evidence of different requests on both sides, those of the common time in the order of their arrival; if the
-    sides cannot be compared, all requests, with the reason."""
+    """The evidence of different requests on both sides: the requests of the common time, by arrival, and a reason if
+    the loads differ; all requests and the reason if the common time is too short. Also remarks."""
     tables = (candidate, baseline)
     times = [np.asarray(table.time) for table in tables]
     start_s, end_s = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
@@ -172,7 +172,7 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
 
 
 def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
-    """Why the sides cannot be compared: they were observed at different times; '' if they share enough time."""
+    """The reason why the sides cannot be compared: too few requests in a common time; '' if there are enough."""
     if 2 * min(map(len, shared_rows)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
         return ""
     candidate_span, baseline_span = map(span_text, times)
@@ -183,7 +183,7 @@ def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
 
 
 def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str:
-    """Why the sides cannot be compared: their loads differed in some window; '' if they were alike throughout."""
+    """The reason why the sides cannot be compared: their loads differed in some window; '' if they never did."""
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
     counts, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
@@ -200,7 +200,7 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
 
 
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
-    """Why a dead engine may be behind the end of one log: the other goes on for longer than chance explains; or ''."""
+    """A text if an engine may have died at its log's end: the other log continues longer than by chance; else ''."""
     for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         later_count = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
         if later_count * len(side) >= _SILENCE * len(peer):
@@ -212,9 +212,9 @@ def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
 
 
 def hours_apart(candidate: Array, baseline: Array) -> str:
-    """Why requests that both sides saw cannot be compared: they arrived at different hours; '' if they did not.
+    """The reason why paired requests cannot be compared: they arrived at different hours; '' if they did not.
 
-    candidate, baseline: arrivals of the same requests in seconds, [requests], NaN where a request was not seen.
+    candidate, baseline: arrivals of the same requests in seconds, [requests], NaN for a request that was not seen.
     """
     distance_s = float(np.nanmedian(np.abs(candidate - baseline)))
     if distance_s <= MOST_APART_S:
@@ -227,7 +227,7 @@ def hours_apart(candidate: Array, baseline: Array) -> str:
 
 
 def span_text(times: Array) -> str:
-    """First and last of the times: '2026-01-31 08:00:00 to 2026-01-31 17:00:00 UTC', or '0 s to 3600 s' if no dates."""
+    """The range of times: '2026-01-31 08:00:00 to 2026-01-31 17:00:00 UTC', or '0 s to 3600 s' if they are no dates."""
     start_s, end_s = float(np.nanmin(times)), float(np.nanmax(times))
     if start_s < _EPOCH or end_s > 1e11:
         return f"{start_s:.6g} s to {end_s:.6g} s"
@@ -263,7 +263,7 @@ def _pair_by_name(
 
 
 def design_block(segment: Sequence[int | None]) -> int:
-    """The mean number of requests in two segments; 1 without segments. segment: number of each request's, or None."""
+    """The mean number of requests in two segments; 1 without segments. segment: of each request, or None."""
     count = len(set(segment))
     return 1 if count < 2 or None in segment else math.ceil(2 * len(segment) / count)
 
@@ -272,7 +272,7 @@ def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set
     """Indices of each request on both sides, int64 [requests, 2], by arrival at the baseline; -1 for a missing side."""
     rows = {name: index for index, name in enumerate(candidate.request)}
     baseline_rows = {name: index for index, name in enumerate(baseline.request)}
-    # The two sides may have clocks of their own.
+    # The two sides may have different clocks.
     names = rows.keys() & baseline_rows.keys()
     offset = float(np.median([baseline.time[baseline_rows[name]] - candidate.time[rows[name]] for name in names]))
     arrivals: dict[Name | None, float] = {name: candidate.time[index] + offset for name, index in rows.items()}
@@ -301,7 +301,7 @@ def _answers(
     differs = distance < sqnr_db
     flips = [candidate.flipped[index] for index in pairs[:, 0]]
     flip_mask = None if None in flips or not flips else np.asarray(flips, bool)
-    # A few wrong answers do not change the middle half of the distances, which shows how many the noise explains.
+    # A few wrong answers do not change the middle half of the distances, from which the noise is estimated.
     low, median_db, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
     std = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
     noise = NORMAL.cdf((sqnr_db - median_db) / std) if std > 0.0 else float(median_db < sqnr_db)

@@ -15,7 +15,7 @@ from enginesmith.core.parsing import Malformed
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
-# JSON may hold integers that are greater than every float.
+# JSON may have integers that are greater than every float.
 _MOST_NUMBER = 1e300
 _Margin = Annotated[float, Interval(gt=0, lt=1)]
 
@@ -26,7 +26,7 @@ class QualityThresholds:
 
     sqnr_db: an answer with at least this SQNR against the baseline's counts as equal.  disagreement: the share of
     answers that may differ; 'noise': the share that follows from the distance of most answers, within NOISE.
-    flips: the share whose argmax may differ.  score: how much the mean score may drop.
+    flips: the share whose argmax may differ.  score: the greatest drop of the mean score.
     """
 
     sqnr_db: Annotated[float, Interval(gt=-_MOST_NUMBER, lt=_MOST_NUMBER)] = 15.0
@@ -74,7 +74,7 @@ class Thresholds:
 
 
 def probability(name: str) -> float:
-    """0.99 from 'p99'. Raises InputError for other names."""
+    """The probability of a quantile's name: 0.99 from 'p99'. Raises InputError for other names."""
     match = _QUANTILE.fullmatch(name)
     value = float(match[1]) / 100.0 if match else 0.0
     if not 0.0 < value < 1.0:

@@ -24,14 +24,14 @@ from validation.data.batches import leading_dim
 from validation.data.samples import resize
 
 Which = Literal["few", "all"]
-# The most sizes for 'all'; each takes its own seconds.
+# The most sizes for 'all'; each size is timed for its own seconds.
 MOST = 16
 _ONE = re.compile(r"(\w+)=(\d+)")
 
 
 @dataclass(frozen=True, eq=False)
 class BucketInputs:
-    """The sizes of the dims, and inputs of these sizes. items: their number of samples."""
+    """The sizes of the dims, and inputs of these sizes. items: number of samples in the inputs."""
 
     sizes: Mapping[str, int]
     inputs: Tensors
@@ -44,7 +44,7 @@ class BucketInputs:
 
 
 def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
-    """Distinct sizes, those with the smaller product first.
+    """Distinct sizes, in order of their product.
 
     'few': every dim at its min, opt and max. 'all': the ends of every bucket of every dim, at most MOST combinations.
     """
@@ -57,7 +57,7 @@ def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
 
 
 def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
-    """Sizes from text such as 'batch=8,length=64'; missing dims have the size that they are tuned for.
+    """Sizes from text such as 'batch=8,length=64'; missing dims have their tuned (opt) size.
 
     Raises InputError for a dim that the model lacks, and for a size outside the dim's range.
     """
@@ -76,25 +76,25 @@ def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
 
 
 def make_buckets(points: Sequence[Mapping[str, int]], specs: Sequence[TensorSpec], real: Tensors) -> list[BucketInputs]:
-    """Inputs of each of the sizes. specs: the model's inputs.  real: a group of real inputs, cut or repeated to fit."""
+    """Inputs of each size in `points`. specs: the model's inputs.  real: real inputs, cut or repeated to fit."""
     batch = leading_dim(specs)
     return [BucketInputs(dict(sizes), resize(real, specs, sizes), sizes.get(batch or "", 1)) for sizes in points]
 
 
 def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
-    """The size that each dim is tuned for."""
+    """The size for which each dim is tuned (opt)."""
     return {dim.name: dim.opt for dim in dims}
 
 
 def at_tuned_sizes(inputs: Tensors, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Tensors:
-    """The inputs at the sizes that the model is tuned for; unchanged if one has an empty axis."""
+    """The inputs resized to the sizes for which the model is tuned; unchanged if an input is empty."""
     return resize(inputs, specs, tuned_for(dims)) if all(array.size for array in inputs.values()) else inputs
 
 
 # Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
-# the rule that determines how many runs of a series are warm-up.
+# the rule for the number of warm-up runs of a series.
 
-# A shorter series gives no 95 % interval for its median (0.5^6 * 2 = 3 %).
+# A shorter series has no 95 % interval for its median (0.5^6 * 2 = 3 %).
 LEAST_RUNS = 6
 MOST_RUNS = 200_000
 # The least number of runs may take this many times the given seconds.
@@ -108,7 +108,7 @@ Run = Callable[[], object]
 
 
 def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
-    """Wall-clock seconds of each call of `run`, float64 [runs], one right after the other, for about `seconds`.
+    """Call `run` repeatedly for about `seconds`; returns the wall-clock seconds of each call, float64 [runs].
 
     There are at least `least` runs, unless these take PATIENCE times `seconds`, and at most MOST_RUNS.
     """
@@ -140,8 +140,8 @@ def time_call(run: Run) -> float:
 
 
 def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
-    """Calls per second of all `runs` together. Each is called in a thread of its own, at least once and repeatedly for
-    about `seconds`.
+    """Calls per second of all `runs` together. Each is called in its own thread, repeatedly for about `seconds` and at
+    least once.
 
     Raises the errors of the calls.
     """
@@ -166,14 +166,15 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
 
 
 def warm_up(latencies: Array) -> tuple[int, bool]:
-    """How many runs at the start of `latencies` ([runs], seconds) to leave out, and whether the rest is steady.
+    """The number of warm-up runs at the start of `latencies` ([runs], seconds), and whether the rest is steady.
 
     By MSER-5 (White, Simulation 69, 1997; White, Cobb & Spratt, WSC 2000): the series is averaged in batches of five,
     and cut where the standard error of the mean of the remaining batches is least, within the first half. It is not
-    steady if this is the last allowed cut, so that a longer series might lose more.
-    One spike in the first half would move the cut to a later point. So the rule uses logarithms, clipped to the range
-    of the central 95 % of the second half plus its width on either side: a spike then counts little more than a slow
-    run, and a slower beginning still has an effect.
+    steady if this is the last allowed cut, because a longer series might be cut later.
+
+    One spike in the first half would move the cut to a later point. Therefore the rule uses logarithms, clipped to the
+    range of the central 95 % of the second half plus its width on either side: a spike then counts little more than a
+    slow run, and a slow beginning still has an effect.
     """
     if len(latencies) < LEAST:
         return 0, True
@@ -182,7 +183,7 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
     batch_count = len(logs) // BATCH
     margin = high - low + _LEAST_ROOM
     means = np.clip(logs, low - margin, high + margin)[: batch_count * BATCH].reshape(batch_count, BATCH).mean(1)
-    # Sums over all tails at once: for each cut d, over the means from d on.
+    # For each cut d, sums over the means from d on.
     batch_counts = np.arange(batch_count, 0, -1)
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     error = np.maximum(squares - sums**2 / batch_counts, 0.0) / batch_counts.astype(float) ** 2
@@ -196,16 +197,16 @@ Opens = Callable[[], AbstractContextManager[Session]]
 DEVICE_RUNS = 30
 # The share of a bucket's time for the runtime's own calls; the rest is for `Session.run`.
 RUNTIME_SHARE = 0.4
-# Each size is timed in this many passes, in turn with the other sizes, so that a disturbance of the machine affects
-# some runs of each size, and not all runs of one.
+# Each size is timed in this many passes, in turn with the other sizes: a disturbance of the machine then affects some
+# runs of each size, and not all runs of one size.
 PASSES = 4
 
 
 @dataclass(frozen=True, eq=False)
 class SizeMeasurement:
-    """One size in one process. session: seconds of each run of `Session.run`, float64 [runs].  runtime: of the
-    runtime's own call; None if the session does not offer one.  first_s: the first run, which is in neither.  Other
-    fields as in `BucketLatency`."""
+    """One size measured in one process. session: seconds of each run of `Session.run`, float64 [runs].  runtime: of the
+    runtime's own call; None if the session has none.  first_s: the first run, which is in neither array.  Other fields
+    as in `BucketLatency`."""
 
     session: Array
     runtime: Array | None
@@ -217,7 +218,8 @@ class SizeMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class ProcessMeasurement:
-    """One process. import_s: None if opening the engine imports the runtime.  Other fields as in `EngineLatency`."""
+    """An engine measured in one process. import_s: None if opening the engine imports the runtime.  Other fields as in
+    `EngineLatency`."""
 
     import_s: float | None
     load_s: float
@@ -227,7 +229,7 @@ class ProcessMeasurement:
 
 
 def measurement_from_json(fields: dict[str, Any]) -> ProcessMeasurement:
-    """A measurement from its fields, whose arrays are lists."""
+    """A measurement from JSON fields, in which arrays are lists."""
     sizes = tuple(
         SizeMeasurement(
             **{
@@ -268,7 +270,7 @@ def measure_once(
 
 
 def _status_bytes(name: str) -> int:
-    """A size of this process in bytes, by its name in /proc/self/status; 0 if the system does not have it."""
+    """A memory size of this process in bytes, by its name in /proc/self/status; 0 if the system lacks it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -292,7 +294,7 @@ class _Timed:
 
 
 class _Size:
-    """The measurement of an engine at one of its sizes, whose first run is made here.
+    """The measurement of an engine at one size. The constructor makes the first run.
 
     calls: `Session.run`, and the runtime's own call if the session offers one.
     """

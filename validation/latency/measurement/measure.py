@@ -1,9 +1,9 @@
 """The measurement of one engine over several processes: time to load, memory, latencies at each size.
 
-Each process is a fork of this one, which is much faster than starting Python: it has its parent's modules. It also has
-its parent's addresses, which influence speed; so it begins by allocating memory of a random size, which moves all later
-libraries and arrays (as Curtsinger & Berger, "STABILIZER: statistically sound performance evaluation", ASPLOS 2013).
-A runtime that starts threads must not be imported in the parent, because a fork has none of its threads.
+Each process is a fork of this one, which is much faster than starting Python: a fork has its parent's modules. A fork
+also has its parent's addresses, which influence speed; therefore it first allocates memory of a random size, which
+moves all later libraries and arrays (as Curtsinger & Berger, "STABILIZER: statistically sound performance evaluation",
+ASPLOS 2013). A runtime that starts threads must not be imported in the parent, because a fork has none of its threads.
 """
 
 import json
@@ -43,19 +43,19 @@ from validation.latency.measurement.loop import (
 )
 from validation.latency.measurement.quantiles import curve, quantiles_between
 
-# The most pages and bytes that a fork allocates before it begins.
+# The most pages and bytes that a fork allocates before its work.
 _MOST_PAGES, _MOST_BYTES = 512, 1 << 16
 # The number of processes in which an engine is measured; fewer if the first takes this many seconds beyond its runs.
 PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
 
 
 def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasurement:
-    """The measurement that `work` makes in a fork of this process.
+    """Call `work` in a fork of this process and return its measurement.
 
-    Raises the EnginesmithError that `work` raises, and EnginesmithError for any other end of the fork.
+    Raises the EnginesmithError that `work` raises, and EnginesmithError if the fork ends without a result.
     """
     forks = multiprocessing.get_context("fork")
-    # A file and not a pipe, which stays open if a process that the fork started outlives it.
+    # A file and not a pipe: a pipe stays open while a process that the fork started is alive.
     with tempfile.TemporaryFile() as results, warnings.catch_warnings():
         # Python 3.12 warns of threads in the parent; they are numpy's, which survive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -76,9 +76,9 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasuremen
 
 
 def _work(work: Callable[[], ProcessMeasurement], results: IO[bytes]) -> NoReturn:
-    """The work of a fork: write its measurement, or the EnginesmithError that it raises, as JSON.
+    """The work of a fork: write the measurement of `work`, or its EnginesmithError, as JSON.
 
-    It ends with `os._exit`, so that it waits for no thread and removes nothing that its parent still uses.
+    The fork ends with `os._exit`, which waits for no thread and removes nothing that the parent still uses.
     """
     exit_code = 1
     try:
@@ -109,7 +109,7 @@ def measure_engine(
     streams: int = 1,
     processes: int = PROCESSES,
 ) -> EngineLatency:
-    """Open an engine in each of several processes and measure it at each of its sizes.
+    """Open an engine in each of several processes and measure it at each size.
 
     seconds: per bucket, over all processes.  imports: imports the runtime, which is timed separately and must not be
     imported here before.  streams: number of concurrent sessions, each in a thread, for the throughput; 1: throughput

@@ -1,9 +1,9 @@
-"""The paired benchmark of two engines: small blocks of runs of each, in a random order, so that disturbances of the
-machine affect both.
+"""The paired benchmark of two engines: small blocks of runs of each, in random order. Disturbances of the machine then
+affect both.
 
 The addresses of a session's memory and its threads influence its speed while it is open, as much as a real difference
-does (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both engines are opened several times, and the interval
-includes the differences of the openings (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
+does (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). Therefore both engines are opened several times, and the
+interval includes the differences of the openings (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
 
 The runtime's own call is timed if both sessions offer one, else `Session.run` of both. Two engines that need different
 versions of one runtime run in two processes (`answer_blocks`), each of which times its own blocks.
@@ -27,7 +27,7 @@ from validation.statistics.rates import LEAST_BEYOND, POWER, Effect, quantile_ef
 from validation.statistics.serial_dependence import NORMAL, t_quantile
 
 Pair = tuple[Array, Array]
-# Seconds of each of `size` runs, after `lead` runs that do not count.
+# Called with (lead, size); returns the seconds of each of `size` runs, after `lead` runs that do not count.
 TimeBlock = Callable[[int, int], Sequence[float]]
 # Sends a request to a process of `answer_blocks`, and returns its answer.
 Ask = Callable[[str, Sequence[float]], Any]
@@ -48,7 +48,7 @@ _WARM = 0.15
 def run_interleaved(
     session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: float, seed: int, openings: int = OPENINGS
 ) -> list[Pair]:
-    """Seconds of each run of both engines, a pair of float64 [runs] for each opening.
+    """Time both engines; returns the seconds of each run, a pair of float64 [runs] for each opening.
 
     seconds: for all openings together.  openings: number for each engine, one after the other.
     Raises the errors of opening and running.
@@ -108,7 +108,7 @@ def answer_blocks(opener: Opens, inputs: Tensors, stream: TextIO) -> int:
 def _interleave(
     blocks: Sequence[TimeBlock], slowest: float, seconds: float, rng: np.random.Generator, most_s: float = math.inf
 ) -> Pair:
-    """Blocks of both sides in a random order, enough to fill about `seconds` without other costs.
+    """Time blocks of both sides in random order, enough to fill about `seconds` without other costs.
 
     slowest: seconds of a run of the slower side.  most_s: seconds after which no more blocks begin.
     """
@@ -131,7 +131,7 @@ def _time_block(run: Run, lead: int, size: int) -> list[float]:
 
 
 def compare_times(pairs: Sequence[Pair], seed: int = 0, replicates: int = REPLICATES) -> PairedTimes:
-    """Whether the first engine is faster or slower. pairs: of `run_interleaved`.  seed, replicates: of a bootstrap."""
+    """Compare the first engine with the second. pairs: of `run_interleaved`.  seed, replicates: of a bootstrap."""
     side_times = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
     effects = quantile_effects(side_times, list(SHOWN), seed, replicates)
     ratios = tuple(_ratio(p, effect, pairs) for p, effect in zip(SHOWN, effects, strict=True))

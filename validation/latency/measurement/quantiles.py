@@ -1,20 +1,20 @@
 """Quantiles of latency with 95 % intervals, for the runs of one process and over several processes.
 
-Within a process no distribution is assumed: the number of values below the quantile p is binomial, so that ranks l < u
-with P(l <= Bin(n, p) < u) >= 95 % give the interval [x(l), x(u)] (Hahn & Meeker, Statistical Intervals, 1991, 5.2;
+Within a process no distribution is assumed: the number of values below the quantile p is binomial, and ranks l < u
+with P(l <= Bin(n, p) < u) >= 95 % determine the interval [x(l), x(u)] (Hahn & Meeker, Statistical Intervals, 1991, 5.2;
 David & Nagaraja, Order Statistics, 2003, 7.1). If n is too small for such ranks, the result has no interval and no
 quantile, but the necessary number of runs. Consecutive runs depend on each other: the variance of the share of runs
-beyond the quantile, between blocks of runs, over that of independent runs, is the design effect; the ranks are those of
-the effective number of runs: n over the design effect.
+beyond the quantile, between blocks of runs, over that of independent runs, is the design effect. The ranks are computed
+for the effective number of runs: n over the design effect.
 
 Processes differ by more than their runs do, because of memory addresses, threads and the state of the machine: for an
-engine of 40 µs the medians of two processes differ by some percent, while the interval within either is 0.5 % wide. So
-each of k processes gives one value of the quantile, and their differences give the interval, by Student's t with k - 1
-degrees of freedom (Georges et al., "Statistically rigorous Java performance evaluation", OOPSLA 2007; Kalibera & Jones,
-"Rigorous benchmarking in reasonable time", ISMM 2013). It is the prediction interval for one more process (Hahn &
-Meeker, 4.7), not the interval of the mean, because another measurement meets another state of the machine. It is
-computed from logarithms, because a slower process is slower by a factor. The value is the median of the k values, which
-one disturbed process does not change.
+engine of 40 µs the medians of two processes differ by some percent, while the interval within either is 0.5 % wide.
+Therefore each of k processes has one value of the quantile, and the interval follows from their differences, by
+Student's t with k - 1 degrees of freedom (Georges et al., "Statistically rigorous Java performance evaluation", OOPSLA
+2007; Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). It is the prediction interval for one
+more process (Hahn & Meeker, 4.7), not the interval of the mean, because the machine is in another state for another
+measurement. It is computed from logarithms, because a slower process is slower by a factor. The value is the median of
+the k values, which one disturbed process does not change.
 """
 
 import math
@@ -34,10 +34,10 @@ LEVEL = 0.95
 SHOWN = (0.5, 0.9, 0.99, 0.999)
 # The number of points of a distribution's stored curve.
 CURVE = 101
-# Two processes have one degree of freedom, with which an interval is 12.7 standard errors wide to either side.
+# With two processes (one degree of freedom), an interval would extend 12.7 standard errors to either side.
 LEAST_PROCESSES = 3
 # An interval is clipped to the fastest run over this and the slowest run times this: if one of few processes was
-# disturbed for most of its time, it would reach from nanoseconds to seconds.
+# disturbed for most of its time, the interval could extend from nanoseconds to seconds.
 BEYOND = 1.5
 
 
@@ -59,20 +59,20 @@ def quantiles(latencies: Array, levels: tuple[float, ...] = SHOWN) -> tuple[Quan
 
 
 def design_effect(latencies: Array, p: float) -> float:
-    """How many consecutive runs count as one independent run for the share beyond the quantile p; at least 1."""
+    """The number of consecutive runs that count as one independent run, for the share beyond the quantile p; >= 1."""
     if len(latencies) < 2 or float(np.ptp(latencies)) == 0.0:
         return 1.0
     exceedances = (latencies > np.quantile(latencies, p)).astype(float)
     length = block_length(np.log(np.maximum(latencies, 1e-12)), exceedances)
     max_block = max(1, len(latencies) // LEAST_BLOCKS)
-    # Blocks do not show a dependence that is longer than they are.
+    # A block does not show a dependence that is longer than the block.
     return max(estimate_design_effect(exceedances, min(length * multiple, max_block)) for multiple in (1, 2, 4))
 
 
 @lru_cache(maxsize=4096)
 def order_ranks(count: int, p: float) -> tuple[int, int] | None:
-    """The ranks (from 1) of the order statistics around the quantile p of `count` independent values, each end wrong in
-    at most 2.5 % of cases; None if one of them does not exist."""
+    """The ranks (from 1) of the order statistics around the quantile p of `count` independent values; each end is wrong
+    in at most 2.5 % of cases. None if a rank does not exist."""
     tail = (1.0 - LEVEL) / 2
     k = np.arange(1.0, count + 1.0)
     ratios = np.log((count - k + 1.0) / k) + math.log(p) - math.log1p(-p)  # of P(Bin = k) to P(Bin = k - 1)
@@ -95,9 +95,9 @@ def curve(latencies: Array) -> tuple[float, ...]:
 def quantiles_between(series: Sequence[Array], levels: tuple[float, ...] = SHOWN) -> tuple[Quantile, ...]:
     """Each of the quantiles `levels`, from the steady latencies ([runs], seconds, in order) of each process.
 
-    The value is the median of the processes' quantiles, if each has enough runs for it; the median of latency is always
-    computed so. Else it is the quantile of all runs together, with an interval that the differences of the medians
-    widen. With fewer than `LEAST_PROCESSES` processes the interval is that of their runs.
+    The value is the median of the processes' quantiles if each process has enough runs, and always for the median of
+    latency. Else it is the quantile of all runs together, with an interval widened by the differences of the medians.
+    With fewer than `LEAST_PROCESSES` processes, all runs count as one series.
     """
     pooled_quantiles = quantiles(np.concatenate(series), levels)
     if len(series) < LEAST_PROCESSES:
@@ -120,7 +120,7 @@ def _widen(quantile: Quantile, series: Sequence[Array], shift: float) -> Quantil
     low, high = (math.exp(float(log_values.mean()) + sign * half_log) for sign in (-1, 1))
     fastest, slowest = min(float(values.min()) for values in series), max(float(values.max()) for values in series)
     low, high = max(low, fastest / BEYOND), min(high, BEYOND * slowest)
-    # If processes agree by chance, the interval is still that of their runs.
+    # If processes agree by chance, the interval is at least that of their runs.
     return replace(
         quantile,
         value=math.exp(float(np.median(log_values))),

@@ -1,17 +1,17 @@
 """Breaks down the time of a run: time and cost of its nodes, its bound, and the memory traffic that fusion saves.
 
 A time is bound by arithmetic, by moving bytes, or by overhead. Each of the three has a least time on this machine
-(operations over their rate, bytes over bandwidth, the cost of an empty run and of each node); the one that explains the
-largest share of the measured time is the bound. The unexplained rest is due to kernels that use the machine badly.
+(operations over their rate, bytes over bandwidth, the cost of an empty run and of each node). The bound is the one with
+the longest least time. The unexplained rest is due to kernels that use the machine badly.
 
 If a least time is longer than the measured time, the machine's limits were measured too slow, for example because
 others used the machine. Then there are no shares, and a bound only if one least time is far longer than the others.
 
 Memory traffic: unfused, every node reads its inputs from memory and writes its outputs there; fused, only tensors that
 cross from one group of nodes to another are moved. The groups are the nodes that the runtime executes, if it reports
-them. Else they come from a greedy model: a dequantization belongs to its readers, and an elementwise node (also a
-QuantizeLinear) joins the node that made its input, if it is the only reader. All compilers do at least this
-("vertical" fusion; Niu et al., DNNFusion, PLDI 2021, has more), so the saving is a lower estimate.
+them. Otherwise a greedy model forms them: a dequantization is part of its readers, and an elementwise node (also a
+QuantizeLinear) joins the node that computes its input, if it is the only reader. All compilers do at least this
+("vertical" fusion; Niu et al., DNNFusion, PLDI 2021, has more): the saving is a lower estimate.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ from validation.latency.roofline.costs import (
 
 # A bound must explain at least this share of the time to be clear.
 CLEAR = 0.25
-# Relative noise of a measurement: a least time that exceeds the run's time by less counts as all of it.
+# Relative noise of a measurement: a least time that exceeds the run's time by less counts as the whole time.
 NOISE = 0.1
 # If the limits were measured too slow, one least time must exceed the others by this factor to be the bound.
 CERTAIN = 3.0
@@ -52,7 +52,7 @@ MOST_NODES = 200
 def diagnose(
     seconds: float, compute: float, bandwidth: float, overhead: float, outside: float | None = None
 ) -> Diagnosis:
-    """The bound of a time. compute, bandwidth, overhead: least times of its operations, of its bytes and of an empty
+    """The bound of a time. compute, bandwidth, overhead: least times of the operations, of the bytes and of an empty
     run with as many nodes, each over `seconds`.  outside: as in `Diagnosis`."""
     ratios: dict[Bound, float] = {"compute": compute, "bandwidth": bandwidth, "overhead": overhead}
     is_fit = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
@@ -66,9 +66,9 @@ def diagnose(
 def diagnose_run(
     seconds: float, costs: Sequence[NodeCost], roofs: Roofs, footprint_bytes: int, kernels_s: float | None = None
 ) -> Diagnosis:
-    """The bound of a run. costs: of the executed nodes.  kernels_s: the time in them, by the profiler.
+    """The bound of a run. costs: of the executed nodes.  kernels_s: the time in these nodes, by the profiler.
 
-    footprint_bytes: the working set of the run, which determines whether a cache holds it from run to run.
+    footprint_bytes: the working set of the run, which determines whether it stays in a cache from run to run.
     """
     compute_s = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved_bytes = sum(cost.moved_bytes for cost in costs)
@@ -91,7 +91,7 @@ def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes:
 def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraffic:
     """The memory traffic of a run, fused and unfused. graph: the engine's source.
 
-    run_costs: of the nodes that the runtime runs; if empty, the groups are those of `greedy_groups`.
+    run_costs: of the nodes that the runtime runs; if empty, `greedy_groups` forms the groups.
     """
     unfused_bytes = sum(cost.moved_bytes for cost in graph.costs)
     if run_costs:

@@ -190,7 +190,7 @@ def cost_of(
 ) -> NodeCost:
     """The cost of a node. inputs, outputs: (dtype, shape) of each, None for a missing input.
 
-    dtype: of the computation; None: that of the first input.  equation: of an Einsum.
+    dtype: of the computation; None: the first input's.  equation: of an Einsum.
     """
     present_inputs = [spec for spec in inputs if spec is not None]
     shapes = [None if spec is None else spec[1] for spec in inputs]
@@ -209,7 +209,7 @@ def cost_of(
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Sequence[str]) -> GraphCost:
-    """The cost of a graph from the costs of its nodes; its dtype is that of most operations."""
+    """The cost of a graph from the costs of its nodes; its dtype is the dtype of most operations."""
     operation_counts = operations_by_dtype(costs)
     return GraphCost(
         name="all",
@@ -243,7 +243,7 @@ def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
 
 # The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
 #
-# A product of dequantized tensors counts as one of the operands' stored type, in which an engine computes it.
+# A product of dequantized tensors has the operands' stored type, because an engine computes in that type.
 
 _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
@@ -312,7 +312,7 @@ def graph_costs(path: Path, inputs: Sequence[TensorSpec], sizes: Mapping[str, in
 
 
 def count(graph: "GraphProto") -> GraphCosts:
-    """The costs of a graph whose shapes are known. Control flow counts as one node, by what it reads and makes."""
+    """The costs of a graph with known shapes. A control-flow operator counts as one node with its tensors."""
     tensor_types: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
@@ -363,9 +363,9 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
 #
 # Operations per second: a product of square matrices for each dtype. Bytes per second: the addition of a number to an
 # array (as STREAM's Scale, McCalpin 1995: one array is read and one written), for arrays larger than every cache and
-# for arrays that fit into one. Overhead: the time of a run that does next to nothing, and of one more node in it.
+# for arrays that fit into a cache. Overhead: the time of a nearly empty run, and of one more node in a run.
 #
-# A roof is the best of several tries; overheads are medians, like the times that they explain.
+# A roof is the best of several tries; overheads are medians, like the run times that they are compared with.
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 
@@ -375,7 +375,7 @@ SIDE = 512
 NODES = 64
 CACHED_BYTES = 256 << 10
 CHAIN = 16
-# The assumed size of the last-level cache if it is not known, and the most bytes of an array that is to exceed it.
+# The assumed size of the last-level cache if it is unknown, and the most bytes of the array for memory bandwidth.
 _CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
 _LEAST = 3
 
@@ -384,7 +384,7 @@ def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], second
     """Measure each limit for about `seconds`. opener: opens an ONNX file as the engine's runtime does.
 
     workdir: for the ONNX files.  dtypes: of the engine's computations; float32 is always measured.
-    Raises what `opener` raises.
+    Raises the errors of `opener`.
     """
     rates = {}
     for kind in sorted({"float32", *map(product_dtype, dtypes)}):

@@ -1,7 +1,7 @@
-"""Task metrics by name: how a model's answers compare with those of the original model, or with labels.
+"""Task metrics by name: they compare a model's answers with those of the original model, or with labels.
 
-terms.py         what a spec may ask: a name, outputs, settings; standard library only
-scores.py        `Score`, `TaskValue`; reading of classes; classes, texts and likelihoods
-boxes.py         detection
-measures.py      the other kinds; from terms to the score that measures them
+terms.py                the metrics of a spec: name, outputs, settings
+classes_and_texts.py    `Score`, `TaskValue`; classes, texts and likelihoods
+boxes.py                detection
+vectors_and_masks.py    all other scores; `score_of` returns the score of a metric
 """

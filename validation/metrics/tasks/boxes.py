@@ -10,7 +10,7 @@ from enginesmith.core.types import Tensors
 from validation.metrics.tasks.classes_and_texts import Score, TaskValue, must_fit, output_of, share
 from validation.metrics.tasks.terms import BoxForm, DetectionMetric
 
-# The most boxes of one sample, those with the greatest scores, as in COCO; and the most candidates for `nms`.
+# The most boxes of one sample (the greatest scores count, as in COCO), and the most candidates for `nms`.
 MOST_BOXES, MOST_CANDIDATES = 100, 1000
 
 
@@ -30,7 +30,7 @@ def read_boxes(outputs: Tensors, terms: DetectionMetric) -> list[BoxSet]:
 
 
 def _read_head(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, Array]:
-    """Corners, scores and classes [samples, n, ..] of [samples, 4 + classes, n]."""
+    """Corners, scores and classes [samples, n, ..] from a head [samples, 4 + classes, n]."""
     rows = output_of(outputs, terms.output, 3).transpose(0, 2, 1).astype(np.float64)
     if rows.shape[2] < 5:
         raise DataError(f"metric output {terms.output!r} has {rows.shape[2]} rows; a head has 4 plus one per class")
@@ -38,7 +38,7 @@ def _read_head(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, 
 
 
 def _read_outputs(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, Array]:
-    """Corners, scores and classes [samples, n, ..] of outputs for boxes, scores and classes."""
+    """Corners, scores and classes [samples, n, ..] from separate outputs for boxes, scores and classes."""
     box_array = output_of(outputs, terms.output, 2, 3).astype(np.float64)
     if box_array.shape[-1] != 4:
         raise DataError(
@@ -79,7 +79,7 @@ def to_corners(boxes: Array, form: BoxForm) -> Array:
 
 
 def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric) -> BoxSet:
-    """The boxes of a sample that count: finite ones of `least_score` or more that `nms` leaves, at most MOST_BOXES.
+    """The boxes of a sample that count: finite, with `least_score` or more, not removed by `nms`; at most MOST_BOXES.
     corners: [boxes, 4].  scores, classes: [boxes]."""
     finite_mask = np.isfinite(corners).all(axis=1) & np.isfinite(scores)
     candidates = np.flatnonzero(finite_mask & (scores >= terms.least_score))
@@ -126,7 +126,7 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
     ]
 
 
-# From COCO: the least overlaps of a right box, and the points of recall at which precision is read.
+# As in COCO: the least overlaps of a correct box, and the recalls at which precision is evaluated.
 OVERLAPS = np.arange(10) * 0.05 + 0.5
 RECALLS = np.linspace(0.0, 1.0, 101)
 _NONE = "no wanted box in any golden sample; give samples that show something, or a lower least_score"
@@ -136,8 +136,8 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
     """mean_average_precision: mean over classes and over overlaps 0.50, 0.55 .. 0.95 of the average precision at 101
     recalls (COCO: Lin et al., "Microsoft COCO", 2014, and its reference implementation pycocotools).
 
-    matched_boxes: 2 m / (n + w) for n boxes and w expected ones, m of which match one to one, within a class, from the
-    greatest score down, with an overlap of `iou` or more.
+    matched_boxes: 2 m / (n + w) for n boxes, w expected boxes and m matches, which are one to one within a class, from
+    the greatest score down, with an overlap of `iou` or more.
     """
 
     def __init__(self, terms: DetectionMetric) -> None:
@@ -182,7 +182,7 @@ def _join(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 def match(shared: Array, least: Array) -> Array:
     """Whether each box, best first, matches an expected box that no better box matches: bool [overlaps, boxes].
 
-    shared: intersection over union [boxes, expected].  least: least overlap of a match [overlaps]. Each box takes the
+    shared: intersection over union [boxes, expected].  least: least overlap of a match [overlaps]. Each box matches the
     free expected box with the greatest overlap.
     """
     hits = np.zeros((len(least), len(shared)), bool)

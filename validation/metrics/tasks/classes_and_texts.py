@@ -15,10 +15,10 @@ from enginesmith.core.types import Tensors
 from validation.metrics.drift import count_by_class, is_exact, log_softmax
 from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, TextMetric, TopKMetric
 
-# The interface of all task metrics, and how they read class indices from outputs.
+# The interface of all task metrics, and the reading of class indices from outputs.
 
-# The class of a row with NaN, which has no answer: its argmax would be the index of the NaN, which may be right. The
-# reference's and the candidate's differ, so that two such rows are not equal.
+# The class of a row with NaN, which has no answer: the argmax is the index of the NaN, which may be right by chance.
+# The classes for the reference and the candidate differ: two rows with NaN are never equal.
 NO_WANTED, NO_ANSWER = -1, -2
 NOTHING = "there is nothing to compare"
 
@@ -28,7 +28,7 @@ A = TypeVar("A", bound=Sequence[object] | Array)
 
 @dataclass(frozen=True)
 class TaskValue:
-    """One value of a task metric. value: None if it is not defined, for the reason in `note`.
+    """One value of a task metric. value: None if it is undefined; `note` then has the reason.
 
     count, total: numerator and denominator of a share over independent samples, which has an interval.
     """
@@ -41,10 +41,10 @@ class TaskValue:
 
 
 class Score(ABC, Generic[W, A]):
-    """Base of the task metrics' scores, which add up cases. Each case has equally many answers and expected answers.
+    """Base of the task metrics' scores, which add up cases. A case has as many answers as expected answers.
 
-    takes_negative: whether a label below 0 has a meaning, such as 'no label here'.  has_classes: whether labels are
-    indices along the last axis of scores.
+    takes_negative: whether a label below 0 has a meaning, such as 'no label'.  has_classes: whether labels are indices
+    along the last axis of scores.
     """
 
     takes_negative: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class Score(ABC, Generic[W, A]):
 
     def read_wanted(self, outputs: Tensors) -> W:
         """The expected answers, from the original model's outputs. Raises InputError for a missing output, DataError
-        for an output of another shape than the metric takes."""
+        for an output of a shape that the metric does not accept."""
         return cast("W", self.read(outputs, NO_WANTED))
 
     def read_answers(self, outputs: Tensors) -> A:
@@ -108,15 +108,14 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
-    """The share count / total as a value. independent: whether it counts independent samples, and has an interval."""
+    """The share count / total as a value. independent: whether its samples are independent (it has an interval)."""
     if not total:
         return TaskValue(name, None, NOTHING)
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
 
 
 def align(targets: Array, answers: Array) -> Array:
-    """The expected values in the answers' shape; the shapes may differ in axes of length one. Raises DataError for
-    other differences."""
+    """The expected values reshaped to the answers' shape. Raises DataError if the numbers of elements differ."""
     if targets.size == answers.size:
         targets = targets.reshape(answers.shape)
     must_fit(targets.shape, answers.shape)
@@ -124,15 +123,15 @@ def align(targets: Array, answers: Array) -> Array:
 
 
 def must_fit(shape: Sequence[int], other_shape: Sequence[int]) -> None:
-    """Raises DataError for shapes that differ."""
+    """Raise DataError if the shapes differ."""
     if tuple(shape) != tuple(other_shape):
         raise DataError(f"expected the shape {tuple(shape)}, got {tuple(other_shape)}")
 
 
 class Accuracy(Score[Array, Array]):
-    """The share of answers equal to the expected ones: argmax over the last axis; integer outputs unchanged.
+    """The share of answers equal to the expected ones. Answers: argmax over the last axis; integer outputs unchanged.
 
-    A row with NaN has no answer, and is wrong. right: number of right answers by class.
+    A row with NaN has no answer, and is wrong. right: number of correct answers by class.
     """
 
     takes_negative, has_classes = False, True
@@ -145,7 +144,7 @@ class Accuracy(Score[Array, Array]):
         return labels.reshape(-1)
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Count the equal ones, by class."""
+        """Count the answers equal to the expected ones, by class."""
         self.right.update(count_by_class(targets[targets == answers]))
         self._rows += len(targets)
 
@@ -163,7 +162,7 @@ class Accuracy(Score[Array, Array]):
 
 class TopK(Score[Array, Array]):
     """The share of rows in which the expected class has one of the k greatest values; the first of equal values counts
-    as the greater one, as in argmax. Against the original model, its likeliest class is expected.
+    as greater, as in argmax. Without labels, the original model's likeliest class is expected.
     """
 
     takes_negative, has_classes = False, True
@@ -172,7 +171,7 @@ class TopK(Score[Array, Array]):
         self.terms, self._right, self._rows = terms, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array:
-        """Scores [rows, classes] for answers; class indices [rows] if expected. Raises DataError for non-scores."""
+        """Answers: scores [rows, classes]. Expected answers: class indices [rows]. Raises DataError for non-scores."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is {value.dtype} {value.shape}; top_k takes scores")
@@ -213,20 +212,20 @@ class Following:
 
 
 class Perplexity(Score[Following, Array]):
-    """Likelihoods of tokens, from the softmax of logits [.., vocabulary] over the last axis, in float64, at all places.
+    """Likelihoods of tokens at all places, from the softmax of logits [.., vocabulary] over the last axis, in float64.
 
-    kept_likelihood: geometric mean over the places of q(t) / p(t), with the candidate's probability q of the labelled
-    token and the original's p: the original's perplexity over the candidate's. Without labels exp(-KL(p || q)), with KL
-    averaged over the places: its limit for many tokens drawn from p. Equal models have 1; with labels a candidate may
-    have more.  perplexity: exp of the mean of -ln q(t) (Jelinek et al., "Perplexity - a measure of the difficulty of
-    speech recognition tasks", 1977); only with labels.
+    kept_likelihood: geometric mean over the places of q(t) / p(t), with the probabilities q of the candidate and p of
+    the original for the labelled token t: the original's perplexity over the candidate's. Without labels
+    exp(-KL(p || q)), with KL averaged over the places: the limit for many tokens drawn from p. Equal models have 1;
+    with labels a candidate may have more.  perplexity: exp of the mean of -ln q(t) (Jelinek et al., "Perplexity - a
+    measure of the difficulty of speech recognition tasks", 1977); only with labels.
     """
 
     def __init__(self, terms: PerplexityMetric) -> None:
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array | Following:
-        """Log-probabilities [places, vocabulary]; expected ones are without tokens. Raises DataError for non-logits."""
+        """Log-probabilities [places, vocabulary]; expected ones in a `Following`. Raises DataError for non-logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
             layout = f"{value.dtype} {value.shape}"

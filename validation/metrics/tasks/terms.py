@@ -1,7 +1,7 @@
-"""The task metrics of a spec, by name. Imports neither numpy, which a driver lacks, nor pydantic, which a GPU machine
+"""The task metrics of a spec, by name. Does not import numpy, which a driver lacks, or pydantic, which a GPU machine
 lacks.
 
-A new metric is a class here that is listed in `TaskMetric`, with the score that measures it in `MEASURES`.
+A new metric is a class here, listed in `TaskMetric`, and a score in `MEASURES` (`vectors_and_masks`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ Least = Annotated[float, Ge(0)]
 
 
 class Declared:
-    """Base of the dataclasses into which pydantic reads a spec. Its settings forbid other keys, and allow numbers as
-    text: older PyTorch exporters name outputs 387, for example, which YAML reads as a number."""
+    """Base of the dataclasses into which pydantic reads a spec. Other keys are forbidden. A number is accepted as text:
+    older PyTorch exporters use names such as 387 for outputs, which YAML reads as a number."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {
         "extra": "forbid", "allow_inf_nan": False, "coerce_numbers_to_str": True
@@ -44,11 +44,10 @@ def setting(text: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Metric(Declared):
-    """Base of all task metrics: settings, and limits; a limit of None is not checked.
+    """Base of all task metrics: settings and limits; a limit of None is not checked.
 
-    values: names of its values; `floor` is the least of the first, the others have limits with their own names.
-    'perplexity' and names that end in '_error' are better if smaller.  answers: the default of `against`; 'labels' if
-    there are any.
+    values: names of the metric's values; `floor` limits the first, any other value has a limit of its own name. Smaller
+    is better for 'perplexity' and names that end in '_error'.  answers: the default of `against` if there are labels.
     """
 
     values: ClassVar[tuple[str, ...]]
@@ -88,12 +87,12 @@ class Metric(Declared):
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The outputs that hold sets, whose size may differ between the sides: boxes that the graph selects."""
+        """The outputs that are sets, such as boxes that the graph selects: their size may differ between the sides."""
         return ()
 
     def resolve(self, precision: Precision | None, labelled: bool) -> Self:
-        """The metric for one precision (None: for the export, where limits on drift always count). labelled: whether
-        the golden set has labels."""
+        """The metric with `against` and `decides` set for one precision (None: the export, where limits on drift always
+        count). labelled: whether the golden set has labels."""
         default: Against = self.answers if labelled else "original"
         deciding_names = tuple(name for name in self.decides if name == precision)
         return replace(self, against=self.against or default, decides=deciding_names)

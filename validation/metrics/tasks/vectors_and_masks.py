@@ -38,7 +38,7 @@ from validation.metrics.tasks.terms import (
 )
 from validation.statistics.rates import mean_ranks
 
-# The number of samples whose pairs are compared, the first ones: their similarities take 32 MiB per side.
+# Pairs of at most this many samples, the first ones, are compared: their similarities take 32 MiB per side.
 MOST_SAMPLES = 2048
 _FEW = "it takes 3 golden samples or more"
 
@@ -74,7 +74,7 @@ class Embeddings(Score[Array, Array]):
         self._answers.append(answers)
 
     def values(self) -> list[TaskValue]:
-        """Both values, or why they are not defined. Raises DataError for vectors of several sizes, or no vectors."""
+        """Both values; the note says why one is undefined. Raises DataError for vectors of several sizes, or none."""
         try:
             vector_pair = [np.concatenate(vectors)[:MOST_SAMPLES] for vectors in (self._wanted, self._answers)]
         except ValueError as error:
@@ -108,7 +108,7 @@ def rank_correlation(one: Array, other_values: Array) -> float | None:
 
 
 def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
-    """The mean share of each sample's k nearest others that both similarities [n, n] have in common."""
+    """The mean share of each sample's k nearest neighbours that are the same in both similarities [n, n]."""
     count = len(targets)
     k = min(k, count - 1)
     if np.isnan(answers).any() or np.isnan(targets).any():
@@ -157,7 +157,7 @@ class Regression(Score[Array, Array]):
         self._count = total
 
     def values(self) -> list[TaskValue]:
-        """The three values; not defined if their denominators are 0."""
+        """The three values; undefined if the denominator is 0 and the numerator is not."""
         (errors, numbers), (worst_error, peak) = self._sums.tolist(), self._most.tolist()
         residual = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
         r2 = TaskValue("r2", None if residual.value is None else 1 - residual.value, residual.note)
@@ -174,7 +174,7 @@ def _over(name: str, part: float, total: float, note: str) -> TaskValue:
 
 class Segmentation(Score[Array, Array]):
     """mean_iou: intersection over union of each class over the whole set, averaged over the classes of either side
-    (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: share of them.
+    (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: their share.
     """
 
     def __init__(self, terms: SegmentationMetric) -> None:
@@ -182,7 +182,7 @@ class Segmentation(Score[Array, Array]):
         self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Count the pixels of a case by class. Shapes of labels and answers may differ in axes of length one."""
+        """Count the pixels of a case by class. Labels may have another shape with as many elements."""
         targets = align(targets, answers)
         if self.terms.ignore is not None:
             valid_mask = targets != self.terms.ignore
@@ -214,7 +214,7 @@ class Segmentation(Score[Array, Array]):
         return classes_of(value, none, self.terms.axis)
 
 
-# The value of equal signals, and the greatest: beyond the range of 16 bits, 98 dB, equal signals would dominate a mean.
+# The greatest value, also of equal signals: above the range of 16 bits (98 dB), these would dominate a mean.
 MOST_DB = 100.0
 
 
@@ -238,7 +238,7 @@ class Signals(Score[Array, Array]):
         return value.reshape(1, -1) if value.ndim == 1 else value
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Measure each signal of a case. Shapes of labels and answers may differ in axes of length one."""
+        """Measure each signal of a case. Labels may have another shape with as many elements."""
         targets = align(targets, answers)
         length = targets.shape[-1]
         for target, answer in zip(
@@ -271,8 +271,8 @@ def si_sdr_db(expected: Array, answer: Array) -> float:
 class Tokens(Score[Array, Array]):
     """Tokens place by place: argmax over the vocabulary, or ids unchanged.
 
-    equal_tokens: share of equal places, among those that count.  equal_sequences: share of samples in which all of them
-    are equal. A place that one side lacks is unequal.
+    equal_tokens: share of equal places, among the places that count.  equal_sequences: share of samples in which all
+    these places are equal. A place that one side lacks is unequal.
     """
 
     has_classes = True
@@ -329,5 +329,5 @@ MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
 
 
 def score_of(terms: TaskMetric) -> Score[Any, Any]:
-    """An empty score of a kind of task metric, by its name."""
+    """A new, empty score for a task metric."""
     return MEASURES[terms.name](terms)
