@@ -33,7 +33,7 @@ def write_spec(facts: FoundModel, calibration: str | None = None, golden: str | 
 
 def quote(value: object) -> str:
     """A value as YAML in one line, quoted if YAML would read it as something else."""
-    quote_style = '"' if isinstance(value, str) and not value.isprintable() else None  # unquoted, a line end ends the key
+    quote_style = '"' if isinstance(value, str) and not value.isprintable() else None  # a line end would end the key
     text = yaml.safe_dump(
         value, default_flow_style=True, default_style=quote_style, width=1 << 30, allow_unicode=False, sort_keys=False
     )
