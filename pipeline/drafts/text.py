@@ -150,8 +150,8 @@ def find_connections(graphs: Sequence[FoundGraph], ensemble: FoundEnsemble | Non
 
 
 def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
-    """Key of each graph without a known connection -> whether none is possible: no output or input fits another graph's
-    by type and shape."""
+    """Key of each graph without a known connection -> whether a connection is impossible: no output or input fits
+    another graph's by type and shape."""
     sources = {connection.key: connection.source for connection in find_connections(graphs) if connection.source}
     connected_keys = {text.partition(".")[0] for pair in sources.items() for text in pair}
     fitting_keys = {

@@ -158,7 +158,7 @@ class FolderPlace:
             )
 
     def has(self, name: str) -> bool:
-        """Whether the folder holds a file. Raises UnavailableError where the folder is missing."""
+        """Whether the folder contains a file. Raises UnavailableError if the folder is missing."""
         self.refresh()
         return (self.folder / name).is_file()
 

@@ -60,7 +60,7 @@ def quantize_int8(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with Q/DQ around each weighted node that has a usable range and around nodes that fuse with it; notes.
+    """The model with Q/DQ around weighted nodes with a usable range and around nodes that fuse with them; and notes.
 
     overrides: node name -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
     A model that carries Q/DQ is returned unchanged. With `float_precision` fp16 the rest of the graph is cast as well;

@@ -71,8 +71,8 @@ _Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 @dataclass(frozen=True)
 class Fold:
-    """The target of the factors of an activation's channels. constants: that take the factors: (node, index of the
-    input, axis of the channels).
+    """The constants into which an activation's factors are folded. constants: (node, index of the input, axis of the
+    channels).
 
     tensors: between these constants and the activation; their values are divided, too.
     """
