@@ -35,26 +35,26 @@ class UnitResult:
 
     @property
     def cached(self) -> bool:
-        """Whether the engine was there before this run."""
+        """Whether the engine existed before this run."""
         return bool(self.built and self.built.cached)
 
     @property
     def seconds(self) -> float:
-        """Seconds that the compiler took in this run; 0 where nothing was built."""
+        """Seconds that the compiler took in this run; 0 if nothing was built."""
         return self.built.record.seconds if self.built and self.built.record and not self.built.cached else 0.0
 
     @property
     def failure(self) -> BuildFailure | None:
-        """The failure of the build; None where none failed."""
+        """The failure of the build; None if it did not fail."""
         return self.built.failure if self.built else None
 
     @property
     def free_running(self) -> tuple[FreeRunning, ...]:
-        """Drift along sequences."""
+        """The drift along sequences, of each output and stage."""
         return self.report.free_running if self.report else ()
 
     def to_json(self) -> Json:
-        """What `enginesmith build --json` prints of it."""
+        """The unit as `enginesmith build --json` prints it."""
         entry = self.entry
         row: Json = {
             "target": entry.target,
@@ -97,12 +97,12 @@ class Judged:
 
 
 def engine_of(entry: EngineEntry) -> EngineBlob:
-    """The engine of a published entry. Raises IntegrityError where the entry does not give its build key."""
+    """The engine of a published entry. Raises IntegrityError if the entry's fields do not give its build key."""
     return EngineBlob.of(request_of(entry), str(entry.digest), str(entry.suffix), entry.requires)
 
 
 def entry_of(build: Unit | Built) -> EngineEntry:
-    """The manifest's entry of a unit before it is judged. Without an engine it requires the processor it is for."""
+    """The manifest entry of a unit without a verdict. Without an engine, it requires only the target's processor."""
     unit, record = (build, None) if isinstance(build, Unit) else (build.unit, build.record)
     request = unit.request
     return EngineEntry(
@@ -133,9 +133,9 @@ def entry_of(build: Unit | Built) -> EngineEntry:
 def judge_built(
     build: Built, golden: str = "", proofs: Sequence[Proof] = (), cannot_run: str | None = None
 ) -> JudgedUnit:
-    """The unit with the verdict on the checks of all its stages, and its entry; failed where its build failed.
+    """The result of a built unit: its entry with the verdict on the checks of all stages; 'failed' if its build failed.
 
-    golden: digest of the golden set.  cannot_run: as of `make_report`.
+    golden: digest of the golden set.  cannot_run: as in `make_report`.
     """
     entry = entry_of(build)
     failed_entry = replace(entry_of(build.unit), status="failed", notes=entry.notes)
@@ -168,9 +168,9 @@ def make_report(
 ) -> Report:
     """The report on an engine, with the verdict on all checks together.
 
-    golden: digest of the golden set.  cannot_run: why the engine could not be run, None when it was run.  cpu: the kind
-    of CPU it was run on; None is this machine's. The reason names it for a CPU engine, since the verdict holds for that
-    kind alone, and the remarks.
+    golden: digest of the golden set.  cannot_run: why the engine could not be run; None if it ran.  cpu: the kind of
+    CPU that ran it; None: this machine's. The reason includes the remarks and, for a CPU engine, the kind of CPU:
+    the verdict is valid for that kind alone.
     """
     checks = tuple(check for proof in proofs for check in proof.checks)
     # The report is read on other machines.
@@ -186,7 +186,7 @@ def make_report(
         golden=golden,
         checks=checks,
         verdict=verdict,
-        reason=visible("; ".join([reason, *remarks]), allow=""),  # a name in it may have a line end
+        reason=visible("; ".join([reason, *remarks]), allow=""),  # a name may contain a line end
         created_at=now(),
         host=describe_host(),
         versions=dict(entry.toolchain),
@@ -201,14 +201,14 @@ class Outcome:
 
     engines: one for each unit of the plan.  metrics: name of a graph variant -> its task metrics.
     cached: nothing was built, and the version existed.  page: place of the HTML report; None for an ensemble that
-    published nothing.  manifest: digest of the version's manifest, to sign it.
-    same_as: a version, as NAME@VERSION, with the same engines and proofs from other inputs: nothing was published, and
-    no channel was moved.
-    graphs: of an ensemble, the outcomes of its graphs.  lacking: the first graph without a version: the ensemble then
-    has none.
-    narrowed: the part of the spec that the run was limited to, as text: no channel was moved; None for the whole spec.
-    channel: the spec's; it serves the version unless `channel_refusal` says why not, or `narrowed` is set. None if the
-    spec has none, and if nothing was published."""
+    published nothing.  manifest: digest of the version's manifest, for signing.
+    same_as: a version, as NAME@VERSION, that has the same engines and proofs but other inputs; if set, nothing was
+    published and no channel was moved.
+    graphs: the outcomes of an ensemble's graphs.  lacking: the first graph that has no version; if set, the ensemble
+    has no version either.
+    narrowed: the part of the spec that the run built, as text; no channel was moved. None for the whole spec.
+    channel: the spec's channel. It serves the version unless `channel_refusal` or `narrowed` is set. None if the spec
+    has no channel or nothing was published."""
 
     model: str
     version: str | None
@@ -226,7 +226,7 @@ class Outcome:
 
     @property
     def failed(self) -> tuple[UnitResult, ...]:
-        """The units whose build or proof failed, those of graphs first."""
+        """The units whose build or proof failed; units of an ensemble's graphs are first."""
         own_failures = tuple(engine for engine in self.engines if engine.entry.status == "failed")
         return (*(engine for graph in self.graphs.values() for engine in graph.failed), *own_failures)
 

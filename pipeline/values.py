@@ -1,4 +1,4 @@
-"""The values that travel between the steps: small, frozen, JSON-able; bytes stay in the artifact store by digest."""
+"""The values that the steps exchange: small and frozen. Large data is in the artifact store; values have its digest."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from enginesmith.core.types import (
 )
 
 Json = dict[str, Any]
-# Digest and bytes of each shard of a graph or an engine (`builders.onnx_graphs.outline`); none of one in one piece.
+# Digest and size in bytes of each shard of a graph or an engine (`builders.onnx_graphs.outline`).
 Shards = tuple[tuple[str, int], ...]
 # Kinds of int8 activations, as in `QuantizationScheme`.
 Activation = Literal["int8", "uint8"]
@@ -31,10 +31,10 @@ Activation = Literal["int8", "uint8"]
 class OnnxModel:
     """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT).
 
-    blake3: of that file; None where the worker that uploaded it did not have the library.
-    integer_nodes: (operator, how many) of the nodes that multiply in int8, as in the source model, in every variant.
-    narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
-    library_entries: of each library with operators of it, the function that runtimes call.
+    blake3: of that file; None if the worker that uploaded it did not have the library.
+    integer_nodes: (operator, count) of the source model's nodes that multiply in int8; every variant has them.
+    narrow_share: of a model with Q/DQ, the share of its multiplications with weights that Q/DQ makes narrow.
+    library_entries: the function that runtimes call, for each library with operators of the model.
     inputs, outputs: of the model.  opset: of ONNX's own operators.
     """
 
@@ -51,12 +51,12 @@ class OnnxModel:
 
     @property
     def blobs(self) -> list[str]:
-        """Digests of the blobs that it is made of."""
+        """Digests of the model's file and of its shards."""
         return [self.digest, *dict(self.shards)]
 
     @property
     def own_int8(self) -> str | None:
-        """'23 nodes compute in int8, as in the source model (22 ConvInteger, 1 MatMulInteger)'; None for none."""
+        """'23 nodes compute in int8, as in the source model (22 ConvInteger, 1 MatMulInteger)'; or None."""
         if not self.integer_nodes:
             return None
         count_text = pluralize(sum(number for _, number in self.integer_nodes), "node computes", "nodes compute")
@@ -68,8 +68,8 @@ class OnnxModel:
 class Selection:
     """The part of a spec that a run asks for; empty means all.
 
-    workers: the targets with a GPU among the run's builders, and where: 'here', 'on a Ray worker with sm_90'.
-    targets, precisions, backends: those of the spec that are asked for.
+    workers: (target, place) of each GPU that the run can build on; place: 'here' or 'on a Ray worker with sm_90'.
+    targets, precisions, backends: the requested ones.
     """
 
     targets: tuple[Target, ...] = ()
@@ -86,13 +86,13 @@ class Selection:
         )
 
 
-# All of a spec.
+# The whole spec.
 EVERYTHING = Selection()
 
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """The inputs of a model and the dims that they name."""
+    """The inputs of a model, and the dims in their shapes."""
 
     inputs: tuple[TensorSpec, ...]
     dims: tuple[Dim, ...]
@@ -101,7 +101,7 @@ class ModelShapes:
 @dataclass(frozen=True)
 class EngineBlob:
     """An engine in the artifact store. digest: of its file.  suffix: of its file's name.  request: what it was built
-    from.  libraries: those with its operators."""
+    from.  libraries: with its operators."""
 
     request: BuildRequest
     digest: str
@@ -119,10 +119,10 @@ class EngineBlob:
 
 @dataclass(frozen=True)
 class Observed:
-    """The observations of calibration samples.  observations, inputs: blobs: statistics of each tensor, from which all
-    methods choose ranges, and a digest of each sample, by which golden samples are recognized.
+    """The observations of calibration samples.  observations: blob: statistics of each tensor, from which all methods
+    choose ranges.  inputs: blob: a digest of each sample, which identifies golden samples among them.
 
-    seen: digest of the statistics.  samples: how many.
+    seen: digest of the statistics.  samples: their number.
     """
 
     observations: str
@@ -145,8 +145,8 @@ class SearchResult:
     """A search's choice for one kind of int8 or block format.  model, ranges, choice, smoothed: blobs: the float model,
     its ranges, the choice with its reasons, and the statistics of smoothed activations.
 
-    left: nodes left in float, with the reason.  share: of the multiplications with weights that are in it.  summary:
-    for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
+    left: nodes that remain in float, with the reason.  share: of the multiplications with weights in this precision.
+    summary: for people.  ended: the progress when the time limit ended it; '' if complete.  formats: of `left`.
     """
 
     model: str
@@ -160,7 +160,7 @@ class SearchResult:
     formats: Mapping[str, Precision] = field(default_factory=dict)
 
 
-# Stands in the notes of a unit whose graph failed.
+# The note on a unit whose graph failed.
 NOT_BUILT = "it was not built, because the graph that it is built from failed its own checks"
 
 
@@ -193,21 +193,21 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReducedWorkspace:
-    """The build in place of a request that had run out of memory: the same request with a smaller workspace."""
+    """The replacement of a request whose build ran out of memory: the same request with a smaller workspace."""
 
     request: BuildRequest
 
 
 @dataclass(frozen=True)
 class LatestGolden:
-    """Digest of the golden set that a registry last saw for a model."""
+    """Digest of the golden set that a registry last recorded for a model."""
 
     golden: str
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The measurements of one stage (export, quantization or engine). metrics: values of task metrics, by name.
+    """The measurements of one stage (export, quantization or engine). metrics: (name, value) of task metrics.
     checks: with their limits.  free_running: drift along sequences."""
 
     checks: tuple[Check, ...] = ()
@@ -223,7 +223,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class KeptAnswers:
-    """A graph's answers to a golden set, run as it is written.  blob: digest.  machine: that ran it
+    """The outputs of a graph, run as written, for a golden set.  blob: digest.  machine: that ran the graph
     (`blobs.this_machine`)."""
 
     blob: str
@@ -232,10 +232,10 @@ class KeptAnswers:
 
 @dataclass(frozen=True)
 class Exported:
-    """A model with the golden set it is proven by, and the parity of framework and ONNX. notes: for people.
+    """A model with its golden set, and the parity of framework and ONNX. notes: for people.
 
-    reads: digest of all that it was made from.  answers: of the model to the golden set; None where they are large.
-    golden_inputs: digest of the digests of the golden samples (`validation.data.joined`); None where they are random.
+    reads: digest of all inputs of the export.  answers: the model's outputs for the golden set; None if large.
+    golden_inputs: digest of the digests of the golden samples (`validation.data.joined`); None if they are random.
     """
 
     model: OnnxModel
@@ -251,7 +251,7 @@ class Exported:
 class GraphVariant:
     """One way to write the model for a precision.
 
-    scheme: of the quantized precisions only.  native_io: of fp16 only, whether inputs and outputs are fp16 as well.
+    scheme: only of quantized precisions.  native_io: only of fp16: whether inputs and outputs are fp16, too.
     """
 
     precision: Precision
@@ -260,11 +260,11 @@ class GraphVariant:
 
     @property
     def name(self) -> str:
-        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Variants of one name are one graph."""
+        """'fp16', or 'int8 (uint8 activations, fp32 elsewhere)'. Variants with equal names share a graph."""
         if self.scheme is None:
             return f"{self.precision} ({self.precision} inputs and outputs)" if self.native_io else self.precision
         terms = [f"{self.scheme.activation} activations"] if self.precision == "int8" else []
-        # Biases only where they are not what goes with the activations.
+        # Biases only if they are not the default for the activations.
         terms += (
             ["biases in float"] if terms and self.scheme.activation == "uint8" and not self.scheme.quantize_bias else []
         )
@@ -273,7 +273,7 @@ class GraphVariant:
 
     @property
     def searched(self) -> "Searched | None":
-        """The kind of search that this variant needs; None for a precision that nothing is searched for."""
+        """The kind of search that this variant needs; None for a precision without a search."""
         if self.precision not in ("int8", "fp8", *BLOCK_FLOATS) or self.scheme is None:
             return None
         return Searched(self.scheme.activation, self.scheme.weight_levels, self.precision)
@@ -300,15 +300,15 @@ def _of_weights(levels: WeightLevels) -> list[str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a graph was written, as blobs. digest: the recipe.  model: the float model behind it, where it is not the
-    exported one (a search wrote it)."""
+    """How a graph was written, as blobs. digest: the recipe.  model: the float model that was quantized, if a search
+    wrote it; None: the exported model."""
 
     digest: str
     model: str | None = None
 
 
 class ModelledFigures(NamedTuple):
-    """Figures of a quantized graph, and of the model in floats alone."""
+    """One figure of a quantized graph, and the same figure of the model in fp32 and in fp16."""
 
     quantized: float
     fp32: float
@@ -317,15 +317,15 @@ class ModelledFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """The model in one graph variant. model: digest of the ONNX.  scales: digest of the calibrated ranges behind it.
+    """The model in one graph variant. model: digest of the ONNX.  scales: digest of its calibrated ranges.
 
     inputs, outputs: as this graph declares them.  record: digest of a blob: the quantization of each tensor.
-    recipe: of a graph that was written here.  idle: why none of its nodes computes in its precision; None if one does.
-    own_int8, shards: as in `OnnxModel`.  searched: why a search was made without a request, and its result.
-    failure: why it could not be observed, searched, written or compared; its model is then the exported one.
+    recipe: of a graph that the pipeline wrote.  idle: why no node computes in the graph's precision; None if one does.
+    own_int8, shards: as in `OnnxModel`.  searched: why a search ran without a request, and its result.
+    failure: why it could not be observed, searched, written or compared; `model` is then the exported one.
     quantized_states: states that the graph rounds, and that are int8 in its engines.  notes: for users.
-    share: of a quantized graph's multiplications with weights, those in its precision (`quantization.shares`).
-    modelled: name in `rates.PEAKS` -> milliseconds of a run by peak rates, and 'bytes' of all weights."""
+    share: the part of the multiplications with weights that is in the graph's precision (`quantization.shares`).
+    modelled: milliseconds of a run at peak rates, by name in `rates.PEAKS`; under 'bytes' the size of all weights."""
 
     variant: GraphVariant
     model: str
@@ -347,16 +347,16 @@ class Graph:
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of its weights that lie in shards."""
+        """Total size of the shards in bytes."""
         return sum(size for _, size in self.shards)
 
 
 @dataclass(frozen=True)
 class Attributed:
-    """Which node drifted in a graph or an engine. stage: 'quantization' or 'engine'.  units: names of its users.
+    """The node that drifted in a graph or an engine. stage: 'quantization' or 'engine'.  units: that use it.
 
-    digest: of the attribution (`validation.attribution.result`) as a blob, None where there is none; headline: its
-    finding in one line, or why there is none.  snippet: YAML for the spec that repairs it, or ''.
+    digest: of the attribution's blob (`validation.attribution.result`); None without one.  headline: its finding in
+    one line, or why it is missing.  snippet: YAML for the spec that repairs the drift, or ''.
     """
 
     stage: str
@@ -369,11 +369,11 @@ class Attributed:
 
 @dataclass(frozen=True)
 class Unit:
-    """One engine of the plan. reason: why, in words for a person.
+    """One engine of the plan. reason: of the action, for people.
 
-    action: 'build', 'cached', 'refused', or 'failed' where the checks of its graph failed, so that it is not built.
-    request, graph: what is built, and from which graph.  required: whether `build.required` of the spec names it.
-    gain: what a quantized one gains, where that is said.  local: that, where it was measured here.
+    action: 'build', 'cached', 'refused', or 'failed' if its graph failed; it is then not built.
+    request, graph: of the engine.  required: whether the spec's `build.required` names it.
+    gain: text on the gain of a quantized engine over floats, or ''.  local: the same text if measured on this machine.
     """
 
     request: BuildRequest
@@ -386,7 +386,7 @@ class Unit:
 
     @property
     def published_reason(self) -> str:
-        """The reason without figures that another build would measure otherwise."""
+        """The reason without figures that differ from build to build."""
         return self.reason.replace(self.local, "it showed no gain over floats") if self.local else self.reason
 
     @property
@@ -404,7 +404,7 @@ class BuildPlan:
 
     @property
     def wanted(self) -> tuple[Unit, ...]:
-        """The units that have a place in the version: built, there already, or failed by their graph."""
+        """The units that are not refused: to be built, cached, or failed with their graph."""
         return tuple(unit for unit in self.units if unit.action != "refused")
 
     @property
@@ -415,8 +415,8 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Built:
-    """A unit with the record of its engine, or with the failure in its place; neither if it was not built because its
-    graph failed. cached: whether the engine was there before this run."""
+    """A unit with the record of its engine or with the failure of its build; with neither if its graph failed.
+    cached: whether the engine existed before this run."""
 
     unit: Unit
     record: Recorded | None = None
@@ -437,7 +437,7 @@ class Built:
 
     @property
     def blob(self) -> EngineBlob:
-        """The engine in the store, of a unit that has one."""
+        """The engine in the store; without an engine, its digest is ''."""
         if self.record is None:
             return EngineBlob(self.unit.request, "", "")
         return EngineBlob.of(self.unit.request, self.record.digest, self.record.suffix, self.record.requires)

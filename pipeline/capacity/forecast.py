@@ -50,7 +50,7 @@ from validation.capacity.machines import (
 from validation.data.batches import leading_dim
 from validation.plotting import seconds_text
 
-# Greatest batches that are tried where none is given: the largest that was timed, and this many smaller ones.
+# Without a given batch, at most this many of the timed batch sizes are tried, and the largest.
 MOST_BATCHES = 4
 
 
@@ -64,8 +64,8 @@ class ServerOverhead:
 
 @dataclass(frozen=True)
 class ServingTerms:
-    """How a machine serves. batch: samples of a batch at most, None: the best timed batch.  wait_s: longest wait for
-    others, None: the best of a grid.  server: what the server adds, None: nothing is counted."""
+    """How a machine serves. batch: greatest number of samples in a batch; None: the best timed one.  wait_s: longest
+    wait for other requests; None: the best of a grid.  server: its overhead; None: not counted."""
 
     batch: int | None = None
     wait_s: float | None = None
@@ -86,9 +86,9 @@ class FleetCost:
 class EngineCapacity:
     """Capacity of one engine on one kind of machine. price: the name of its price, None without one.
 
-    greatest: None where it was not timed or misses the limit at every rate: `reason` says which.  server: what was
-    counted for the server, None: nothing.  unit: the engine's name.  machines: how many are needed.  per_million: cost
-    of a million requests.  busy: whether it was timed while other work ran.
+    greatest: None if the engine was not timed or misses the limit at every rate; `reason` says which.  server: the
+    counted overhead, if any.  unit: the engine's name.  machines: their required number.  per_million: cost of a
+    million requests.  busy: whether other work ran while the engine was timed.
     """
 
     unit: str
@@ -105,8 +105,8 @@ class EngineCapacity:
 
 @dataclass(frozen=True)
 class CapacityForecast:
-    """The answer to a demand. engines: the timed ones first.  mix: None without prices, or where `why_no_mix`.
-    reference: the version.  limit: of latency.  arrivals: what they are, in words.  currency: of the prices.
+    """The answer to a demand. engines: the timed ones first.  mix: None without prices, or if `why_no_mix` is set.
+    reference: the version.  limit: of latency.  arrivals: their description.  currency: of the prices.
     mix_per_million: cost of a million requests.  mix_units: machine -> the engine that it runs."""
 
     reference: str
@@ -123,10 +123,10 @@ class CapacityForecast:
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """Inputs of a forecast. dims: of the model.  counts: available machines, by name of price.  say: gets a line
-    for each engine (its simulation takes seconds).  reference: the version.  demand, limit: requests a second,
-    and the latency that they must keep.  asked: the arrivals.  serving: how requests are batched.  prices: None where
-    none were given.  kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
+    """Inputs of a forecast. dims: of the model.  counts: available machines, by name of price.  say: called with a line
+    for each engine (its simulation takes seconds).  reference: the version.  demand, limit: requests per second, and
+    their latency limit.  asked: the arrivals.  serving: how requests are batched.  prices: None if not given.
+    kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
 
     reference: str
     demand: CapacityDemand
@@ -169,13 +169,13 @@ class Forecaster:
         return replace(row, greatest=greatest_rate, machines=machines, per_million=self._cost(price, machines))
 
     def greatest(self, kind: TimedEngineKind, limit: LatencyLimit) -> GreatestRate | None:
-        """The greatest rate of one machine; None where none keeps the limit. Raises DataError for sizes not timed."""
+        """The greatest rate of one machine; None if every rate misses the limit. Raises DataError for untimed sizes."""
         times, max_batches = self._times_of(kind)
         policies = policies_to_try(limit, max_batches, self.serving.wait_s)
         return find_greatest_rate(self.asked.workloads, times, limit, policies)
 
     def _why_no_rate(self, kind: TimedEngineKind) -> str:
-        """Why an engine misses the limit at every rate: its fastest runs at the requested sizes, or waiting."""
+        """Why an engine misses the limit at every rate: slow runs at the requested sizes, or waiting requests."""
         times, _ = self._times_of(kind)
         fastest_s = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
         p99_text = seconds_text(fastest_s)
@@ -187,8 +187,8 @@ class Forecaster:
         return f"{reason}, and requests also wait to be batched (--wait) or because several arrive at once"
 
     def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
-        """For each price the cost of a million requests against the limit, without rounding to whole machines, with the
-        engine that is best at the limit asked for. Rates are to some percent."""
+        """For each price, the cost of a million requests by latency limit, not rounded to whole machines, with the
+        engine that is best at the requested limit. Rates are accurate to some percent."""
         free_share, curves = 1.0 - self.demand.headroom, []
         for name, row in best_engines(forecast.engines).items():
             kind = next(
@@ -239,7 +239,7 @@ class Forecaster:
         return FleetCost(value, low, high)
 
     def _not_timed(self) -> Iterator[EngineCapacity]:
-        """A row for each engine on each wanted kind of machine that it was not timed on."""
+        """Rows without a rate: engines on priced machines without times, and priced machines without an engine."""
         machine_names = list(self.prices.machines) if self.prices else []
         for entry in self.engines:
             timed_names = {
@@ -257,7 +257,7 @@ class Forecaster:
                 yield EngineCapacity("", name, None, name, reason=f"{self.reference} has no engine for {name}")
 
     def _with_mix(self, forecast: CapacityForecast) -> CapacityForecast:
-        """The forecast with the cheapest mix, at the greatest rates and at the lower ends of their intervals."""
+        """The forecast with the cheapest mix, and its cost at the rates and at both ends of their intervals."""
         best_rows = best_engines(forecast.engines)
         if not best_rows:
             return replace(forecast, why_no_mix=self._why_no_mix(forecast))
@@ -283,7 +283,7 @@ class Forecaster:
         return cheapest_mix(offers, self.demand.rate, self.demand.spare)
 
     def _count(self, name: str) -> int | None:
-        """How many machines of a name there are; None: as many as are wanted."""
+        """The number of available machines of a name; None: no limit."""
         if self.counts is not None:
             return self.counts.get(name, 0)
         return self.prices.machines[name].count if self.prices else None
@@ -317,8 +317,8 @@ class Forecaster:
 
 
 def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
-    """For each price the engine with the highest rate; an engine on several kinds of machine of that price counts with
-    its lowest one."""
+    """For each price, the engine with the highest rate. If machines of several kinds have that price, an engine's
+    lowest rate counts."""
     slowest_rows: dict[tuple[str, str], EngineCapacity] = {}
     for row in rows:
         if row.price and row.greatest:
@@ -336,16 +336,16 @@ def _middle(row: EngineCapacity) -> float:
     return row.greatest.rate.value if row.greatest else 0.0
 
 
-# Limits of the picture, as shares of the requested limit.
+# Latency limits in the plot, as shares of the requested limit.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 
 @dataclass(frozen=True)
 class CapacityTerms:
-    """Options of a forecast. prices, fleet, traffic: files.  at: sizes of the dims but the batch, as 'length=64'.
+    """Options of a forecast. prices, fleet, traffic: files.  at: sizes of the dims except the batch, as 'length=64'.
 
-    precision: only engines of this one.
-    demand, limit: requests a second, and the latency that they must keep.  serving: how requests are batched.
+    precision: of the engines; None: any.
+    demand, limit: requests per second, and their latency limit.  serving: how requests are batched.
     """
 
     demand: CapacityDemand
@@ -359,10 +359,10 @@ class CapacityTerms:
 
 
 def prepare(store: Store, manifest: Manifest, terms: CapacityTerms, say: Callable[[str], object] = str) -> Forecaster:
-    """Read prices, fleet, traffic and latency reports. say: as of `Forecaster`.
+    """Read prices, fleet, traffic and latency reports. say: as in `Forecaster`.
 
-    Raises SpecError for prices or an inventory with mistakes, InputError where nothing was timed, and for a fleet
-    without prices, DataError for traffic that is none of the model's, IntegrityError for a damaged report.
+    Raises SpecError for prices or an inventory with mistakes, InputError if no engine was timed or a fleet has no
+    prices, DataError for traffic that does not fit the model, IntegrityError for a damaged report.
     """
     spec, reference = spec_of(manifest), manifest.reference
     prices = read_prices(terms.prices) if terms.prices else None
@@ -412,7 +412,7 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
 
 
 def _counts(fleet: Fleet, prices: MachinePrices | None) -> Mapping[str, int]:
-    """Machines of the fleet by the name of their price. Raises InputError for one without a price."""
+    """The number of the fleet's machines by name of price. Raises InputError for a machine without a price."""
     if prices is None:
         raise InputError("the cheapest mix of a fleet needs prices; give --prices FILE")
     counts = dict.fromkeys(prices.machines, 0)

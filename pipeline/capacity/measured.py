@@ -33,7 +33,7 @@ from validation.traffic.trace import Trace
 
 @dataclass(frozen=True)
 class MachineName:
-    """A kind of machine. title: for people.  names: that prices may call it by, the narrowest first."""
+    """A kind of machine. title: for people.  names: that prices may use for it, the narrowest first."""
 
     title: str
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class MachineName:
 @dataclass(frozen=True)
 class TimedEngineKind:
     """An engine and its times on one kind of machine. buckets: the newest of each size.  busy: whether other work ran
-    there while one of them was timed.  entry: the engine in the version's manifest."""
+    during one of the measurements.  entry: the engine in the version's manifest."""
 
     entry: JudgedEntry
     machine: MachineName
@@ -73,7 +73,7 @@ def timed_engines(store: Store, manifest: Manifest) -> list[TimedEngineKind]:
 
 
 def fits(entry: EngineEntry, name: str) -> bool:
-    """Whether an engine was built for the machines of a name, by its target."""
+    """Whether an engine's target includes the machines of a name."""
     target = parse_targets(name)[0]
     if target.compute_capability is None:
         return entry.compute_capability is None and target.name in ("cpu", entry.target, entry.cpu)
@@ -93,13 +93,13 @@ def _name(entry: EngineEntry, machine: MachineKind) -> MachineName:
     return MachineName(", ".join(machine.gpus) or entry.target, names)
 
 
-# Reads prices of machines per hour, and how many there are (docs/guides/traffic.md).
+# Prices of machines per hour, and numbers of machines (docs/guides/traffic.md).
 
 EXAMPLE = "write such as `l4: {per_hour: 0.71, count: 40}`"
 
 
 class MachinePrice(SpecPart):
-    """The price of one machine: a GPU with what it needs, or a node without one."""
+    """The price of one machine: a GPU with its host resources, or a node without a GPU."""
 
     per_hour: float = Field(gt=0, le=1e9)
     count: int | None = Field(None, ge=0, le=1_000_000, strict=True, description="default: as many as are wanted")
@@ -143,7 +143,7 @@ class MachinePrices:
     source: str
 
     def name_of(self, names: Sequence[str]) -> str | None:
-        """The entry for a machine. names: that it goes by, the narrowest first ('l4', 'sm_89')."""
+        """The first of a machine's names that has a price; None without one. names: narrowest first ('l4', 'sm_89')."""
         return next((name for name in names if name in self.machines), None)
 
 
@@ -151,7 +151,7 @@ KIND = Kind(PriceFile, "a list of prices", "l4 and currency", EXAMPLE)
 
 
 def read_prices(path: Path) -> MachinePrices:
-    """The prices in a YAML file; names as targets have them ('L4' is 'l4', '8.9' is 'sm_89').
+    """The prices in a YAML file, by the names of targets ('L4' becomes 'l4', '8.9' becomes 'sm_89').
 
     Raises SpecError with a line for each mistake.
     """
@@ -160,16 +160,16 @@ def read_prices(path: Path) -> MachinePrices:
     return MachinePrices(machines, price_document.currency, str(path))
 
 
-# What one machine is asked to do: workloads from Poisson or recorded arrivals, and which sizes of other dims run.
+# The workloads of one machine: Poisson or recorded arrivals, and the sizes of dims other than the batch.
 
-# Recorded requests that are too few to show the latest in a hundred are refused.
+# The least number of recorded requests from which p99 can be estimated.
 LEAST_REQUESTS = 100
 
 
 @dataclass(frozen=True, eq=False)
 class AskedWorkload:
-    """Independent workloads, and what each of their queues runs at: sizes of the dims but the batch.  words: what the
-    arrivals are."""
+    """Independent workloads. queues: for each of their queues, the sizes of the dims except the batch.  words: a
+    description of the arrivals."""
 
     workloads: tuple[Workload, ...]
     queues: tuple[Mapping[str, int], ...]
@@ -194,10 +194,10 @@ def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) ->
 
 
 def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:
-    """Arrivals and sizes of recorded requests; Poisson arrivals where those have no times.
+    """Arrivals and sizes of recorded requests; Poisson arrivals if the requests have no times.
 
-    A size becomes the edge of the bucket that holds it, where the spec has buckets for the dim.
-    Raises DataError for too few requests, and for a size beyond the spec's.
+    If the spec has buckets for a dim, a size is raised to the edge of its bucket.
+    Raises DataError for too few requests, and for a size outside of the spec's range.
     """
     if len(trace) < LEAST_REQUESTS:
         raise DataError(f"the traffic has {len(trace)} requests; p99 takes at least {LEAST_REQUESTS}: record more")

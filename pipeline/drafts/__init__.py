@@ -1,1 +1,1 @@
-"""A first spec for a model that is already there, written by looking at it: `enginesmith init MODEL`."""
+"""Drafts of specs: `enginesmith init MODEL` inspects an existing model and writes its first spec."""

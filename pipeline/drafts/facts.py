@@ -15,7 +15,7 @@ from enginesmith.core.state import State, without_states
 from enginesmith.core.types import PLUS, TensorSpec
 from pipeline.sources.onnx_header import can_be_equal
 
-# The axis of a tensor, given as first input, and the axis of the weight that says its size.
+# (axis of an operator's first input, axis of its weight that determines the size).
 _WEIGHTED: Mapping[str, tuple[int, int]] = {
     "BatchNormalization": (1, 0),
     "Conv": (1, 1),
@@ -28,8 +28,8 @@ _SHAPING = frozenset({"Reshape", "Expand", "ConstantOfShape", "Concat", "Tile"})
 
 
 def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
-    """(input, axis) and the only size with which the graph can run: the channels of a convolution, the features of a
-    matrix product. They come from the first weights that the input meets, also after casts and transpositions."""
+    """(input, axis) -> the only size with which the graph can run: the channels of a convolution, the features of a
+    matrix product. The first weight that an input meets, also after casts and transpositions, determines it."""
     weights = {name: tuple(tensor.dims) for name, tensor in _constants(graph).items()}
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -71,8 +71,8 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 def find_sizes(graph: onnx.GraphProto) -> list[int]:
     """Up to six sizes that an exporter may have written into the graph from its example inputs.
 
-    First come the most frequent sizes in constant shapes, then those of constants of two or more axes that are added or
-    multiplied."""
+    The most frequent sizes in constant shapes are first. Then follow the sizes of constants with two or more axes that
+    are added or multiplied."""
     tensors = _constants(graph)
     shape_counts, table_counts = Counter[int](), Counter[int]()
     for node in graph.node:
@@ -85,16 +85,16 @@ def find_sizes(graph: onnx.GraphProto) -> list[int]:
     return [*dict.fromkeys(size for size, _ in ranked_counts if size > 1)][:6]
 
 
-# How large a dim may become where nothing in the model says it; the first dim of a tensor is the samples of a batch.
+# The greatest size of a batch dim, and of any other dim, if nothing in the model limits it.
 LARGEST_BATCH = 8
 LARGEST_SIZE = 128
 
 
 @dataclass(frozen=True)
 class FoundDim:
-    """A dynamic dim: the sizes that the spec will allow, multiples of `multiple` alone, and why these.
+    """A dynamic dim: the sizes that the spec will allow, which are multiples of `multiple`, and the reason.
 
-    guessed: the model was not seen to run at any of them.
+    guessed: no run of the model confirmed any of these sizes.
     """
 
     min: int
@@ -141,11 +141,11 @@ class FoundModel:
 
     def hold_sizes(self, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> "FoundModel":
         """The model with dims that include the sizes of requests and, except batches, are tuned for the usual ones. A
-        guessed dim has only the usual size. Any other dim except a batch goes down to half of the least size: far below
-        the requests, an image is all border, and no data shows the right answer.  ranges: the least and the greatest
-        size of all requests.
+        guessed dim has only the usual size. Any other dim except a batch has at least half of the least size: a much
+        smaller image is all border, and no data shows the right answer.  sizes: the usual ones.  ranges: the least and
+        the greatest size of all requests.
 
-        Raises DataError for a size that is no multiple of what the model takes.
+        Raises DataError for a size that is not a multiple of the dim's `multiple`.
         """
         dims = dict(self.dims)
         for name, dim in self.dims.items():
@@ -171,7 +171,7 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class FoundEnsemble:
-    """An ensemble of Triton's. graphs: configurations by the graphs' names, in the order of the data flow.
+    """A Triton ensemble. graphs: configuration files by the graphs' names, in the order of the data flow.
     connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'."""
 
     name: str
@@ -192,23 +192,22 @@ def model_name(text: str) -> str:
 
 
 def graph_key(stem: str, keys: Sequence[str]) -> str:
-    """A graph's name out of its file's; with a number where another has it."""
+    """A graph's name from its file's name, with a number if the name is taken."""
     slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
     return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
 
 
 def input_name(text: str) -> str:
-    """A name for an input of an ensemble out of a tensor's."""
+    """A name for an input of an ensemble, from a tensor's name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:64]
 
 
 def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Inputs whose dims have names that a spec can have, equal ones for equal names of the model.
+    """The inputs with names of dims that a spec accepts; dims with equal names in the model get equal names.
 
-    Axis 0 is `batch` wherever its name says that it counts samples (`N`, `batch_size`). An axis that the model leaves
-    without a name ('?') gets one of its own, what such an axis is usually called: `batch` for axis 0, `height` and
-    `width` of [n, c, h, w] and of [n, h, w, 3], `length` of a sequence; with the input's name before it where that
-    name is taken. A sum of other dims of the model stays one.
+    Axis 0 becomes `batch` if its name says that it counts samples (`N`, `batch_size`). An axis without a name ('?')
+    gets a usual name of its own: `batch` for axis 0, `height` and `width` of [n, c, h, w] and of [n, h, w, 3],
+    `length` of a sequence. If a name is taken, the input's name precedes it. A sum of other dims stays a sum.
     """
     names_by_dim: dict[str, str] = {}
     named_specs = []
@@ -224,7 +223,7 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
             else:
                 own_name = _identifier(dim) if dim != "?" else None
                 if own_name and is_batch(own_name) and "batch" not in own_name.lower() and dim not in leading_dims:
-                    own_name = None  # an n that is no axis 0 counts samples of a signal, or points
+                    own_name = None  # an n that is never axis 0 counts samples of a signal, or points
                 if own_name and axis == 0 and is_batch(own_name) and "batch" not in all_dims:
                     own_name = "batch"
                 name = _free(own_name or _usual_name(spec, axis), spec.name, names_by_dim)
@@ -240,8 +239,8 @@ def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
 
 def _terms(dim: str, every: Collection[str]) -> list[str]:
-    """The terms of a dim that exporters name as a sum of other dims, 'past_length + length' or 'past_length + 1', or as
-    the total of two, 'total_length'; else none."""
+    """The terms of a dim whose name is a sum of other dims, 'past_length + length' or 'past_length + 1', or the total
+    of two, 'total_length'; else none."""
     total_match = re.fullmatch(r"total_(\w+)", dim)
     terms = [f"past_{total_match[1]}", total_match[1]] if total_match else re.split(r"\s*\+\s*", dim)
     dim_terms = [term for term in terms if term in every and term != dim]
@@ -251,7 +250,7 @@ def _terms(dim: str, every: Collection[str]) -> list[str]:
 
 
 def _identifier(text: str) -> str | None:
-    """A dim's own name if it has a meaning: not the numbered names that converters make."""
+    """A dim's own name as an identifier; None for a numbered name, as converters generate them."""
     word = re.sub(r"\W+", "_", text).strip("_")
     counter_match = re.fullmatch(r"(?:unk_+|dynamic_axes_|(?:p2o_)?DynamicDimension_|s|d|dim_?)\d+", word)
     return word if word.isidentifier() and not counter_match else None
@@ -276,10 +275,10 @@ def _free(name: str, owner: str, names: Mapping[str, str]) -> str:
     return next(text for text in (base_name, *(f"{base_name}_{n}" for n in range(2, 1000))) if text not in used_names)
 
 
-# What distinguishes the name of a state on its way in from that on its way out: `state` and `stateN`, `h0` and `hn`,
-# `hidden_in` and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write.
+# Words that distinguish a state's input name from its output name: `state` and `stateN`, `h0` and `hn`, `hidden_in`
+# and `hidden_out`, `past_key_values.0.key` and `present.0.key`, as exporters and audio libraries write them.
 _WAYS = r"past_key_values?|past|present|prev(?:ious)?|next|new|last|old|cur(?:rent)?|input|output|in|out|cache|n"
-# Names of nothing but such words that name a state all the same: `past` and `present`, `cache` and `cache_out`.
+# A name of such words alone is a state if it has one of these: `past` and `present`, `cache` and `cache_out`.
 _CACHE = re.compile("past|present|cache", re.I)
 _WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.I)
 
@@ -288,10 +287,10 @@ def find_states(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sources: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[State, ...]:
     """States, which begin with zeros: pairs of an input and an output with different names of the same `stem_of`, the
-    same dtype and shapes that can be equal. An ambiguous name gives none; () if every input would be a state.
+    same dtype and shapes that can be equal. An ambiguous name is no state; () if every input would be a state.
 
     A bool input (a mask) is no state, nor is an input that the model returns unchanged: it would keep its first value.
-    sources: output -> the input that it is (`find_source`), if it is one."""
+    sources: output -> the input that it repeats (`find_source`), if any."""
     states = []
     for input_spec in inputs:
         namesakes = [spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name)]
@@ -311,8 +310,8 @@ def find_states(
 
 
 def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
-    """The model with 0 as the least size of dims that only states have and that grow: the output does not give its axis
-    the input's name."""
+    """The model with 0 as the least size of dims that only states have and that grow. A dim grows if the state's output
+    has another dim on that axis."""
     input_dims = {dim for spec in without_states(facts.inputs, facts.states) for dim in spec.shape}
     input_shapes, output_shapes = ({spec.name: spec.shape for spec in specs} for specs in (facts.inputs, outputs))
     axis_pairs = (zip(input_shapes[state.input], output_shapes[state.output], strict=True) for state in facts.states)
@@ -325,8 +324,8 @@ def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
 
 
 def as_inputs(facts: FoundModel, states: Collection[State] | None = None) -> FoundModel:
-    """The model with its states, or the chosen ones, as ordinary inputs, which are never empty: for requests that
-    contain them."""
+    """The model with all states, or the chosen ones, as ordinary inputs, which are never empty. Used if requests
+    contain states."""
     remaining_states = tuple(state for state in facts.states if states is not None and state not in states)
     names = {state.input for state in remaining_states}
     state_dims = {dim for spec in facts.inputs if spec.name in names for dim in spec.shape}
@@ -345,20 +344,20 @@ def stem_of(name: str) -> tuple[str, ...]:
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())
 
 
-# A last axis from here on is a vocabulary.
+# A last axis of at least this size is a vocabulary.
 _VOCABULARY = 1000
-# Not `position_ids`, `token_type_ids`.
+# Names of token ids; not `position_ids`, `token_type_ids`.
 _IDS = re.compile(r"^(?:(?:decoder_)?input_)?ids$|^tokens?$", re.I)
 
 
 def suggest_metric(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, object]:
-    """A task metric as a spec has it, with a first limit; empty where nothing is evident."""
+    """A task metric in the spec's form, with an initial limit; empty if none is evident."""
     return next(_suggestions(inputs, outputs), {})
 
 
 def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Iterator[dict[str, object]]:
     states = find_states(inputs, outputs)
-    inputs = without_states(inputs, states)  # caches of keys and values have the axes of pictures
+    inputs = without_states(inputs, states)  # caches of keys and values have 4 axes, like images
     images = [spec for spec in inputs if len(spec.shape) == 4 and spec.dtype != "int64"]
     integer_inputs = [spec for spec in inputs if spec.dtype in ("int64", "int32")]
     is_text = any(len(spec.shape) == 2 for spec in integer_inputs)
@@ -389,8 +388,8 @@ def _suggestions(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) ->
 
 
 def _is_head(shape: Sequence[int | str], images: Sequence[TensorSpec]) -> bool:
-    """Whether [batch, 4 + classes, places] is a detector's head: a place for each 8, 16 and 32 pixels of an image; of
-    images of any size an expression of these is the name of the axis."""
+    """Whether [batch, 4 + classes, anchors] is a detector's head: with an anchor for each 8, 16 and 32 pixels of an
+    image. For images of dynamic size, the axis is named by an expression with `floor`."""
     rows, anchor_count = shape[1:]
     if isinstance(anchor_count, str):
         return isinstance(rows, int) and rows > 4 and "floor" in anchor_count

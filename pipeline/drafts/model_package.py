@@ -1,8 +1,8 @@
-"""The draft of a spec from a model package of ONNX Runtime or Olive: one of its models, as the ONNX file that it is.
+"""The draft of a spec from a model package of ONNX Runtime or Olive, by the ONNX file of one variant.
 
 A package has components, each with variants for execution providers (`enginesmith.client.layouts.model_package` writes
-one). A variant names its file in `executor_info`; of one that does not, as Olive writes them for onnxruntime-genai, it
-is the only ONNX file in the folder. Olive until 0.13 lists the components and calls the file of each metadata.json.
+one). A variant names its file in `executor_info`; without it, as Olive writes packages for onnxruntime-genai, the only
+ONNX file in the folder is used. Olive until 0.13 lists the components, and describes each in a metadata.json.
 """
 
 import mmap
@@ -24,10 +24,10 @@ from pipeline.sources.onnx_model import inside as inside_folder
 T = TypeVar("T")
 
 MANIFEST = "manifest.json"
-# A package's JSON files name files and options; a larger one is something else.
+# The greatest size of a package's JSON file, which contains only names of files and options.
 _MOST_BYTES = 1 << 20
 _CPU = "CPUExecutionProvider"
-# Of ModelProto, GraphProto and NodeProto.
+# Field numbers in ModelProto, GraphProto and NodeProto.
 _GRAPH, _NODE, _OP_TYPE = 7, 1, 4
 
 
@@ -64,9 +64,9 @@ class _Model:
 
 
 def look_at_package(package: Path, folder: Path) -> FoundModel:
-    """The model of a package: the variant of the CPU provider, or another whose file every provider can open.
+    """Facts from a package's model: the CPU provider's variant, else another whose file every provider can open.
 
-    Raises InputError for what is no package or has several models, and where all variants are compiled for their
+    Raises InputError for a folder that is no package or has several models, and if all variants are compiled for their
     devices; ModelError as `look_at_onnx`, and for paths that lead out of the package.
     """
     manifest = _read(package / MANIFEST, _Package)
@@ -99,7 +99,7 @@ def look_at_package(package: Path, folder: Path) -> FoundModel:
 
 
 def _components(package: Path, manifest: _Package) -> list[tuple[str, tuple[Path, _Component]]]:
-    """Each component by its name, with the folder that its variants lie in."""
+    """(name, (folder of its variants, component)) of each component."""
     if isinstance(manifest.components, list):
         paths = {str(name): f"models/{name}/metadata.json" for name in manifest.components}
     elif isinstance(manifest.components, dict):
@@ -137,7 +137,7 @@ def _find_file(package: Path, folder: Path, variant: _Variant) -> Path:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    """A document of the package. Raises InputError for one that is missing or has another form."""
+    """A document of the package. Raises InputError for a missing or malformed one."""
     return _checked(path, lambda: parse_as(path.read_bytes(), _MOST_BYTES, kind))
 
 
@@ -149,7 +149,7 @@ def _checked(path: Path, read: Callable[[], T]) -> T:
 
 
 def _below(package: Path, folder: Path, name: str) -> Path:
-    """A path of the package. Raises ModelError for one that may lead out of it."""
+    """A path in the package. Raises ModelError for a name that may lead out of it."""
     try:
         return folder / inside(name)
     except ValueError as error:

@@ -45,23 +45,23 @@ from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, s
 from pipeline.sources.walk import all_nodes, all_tensors
 from pipeline.spec.source import FILL_IN, INPUT_DTYPES, LARGEST_SIZE
 
-# Operators whose weights int8 makes smaller and faster.
+# Operators that int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "RNN", "LSTM", "GRU", "Attention", "Einsum"})
 _INTEGER = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "DynamicQuantizeMatMul"})
 _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
-# A model of more bytes is not copied to count its multiplications.
+# The multiplications of a model with more bytes are not counted: counting needs a copy.
 _LARGEST_COUNTED = 1 << 28
-# Names of files and folders that say nothing of the model: `bert/onnx/model.onnx`.
+# Names of files and folders that do not describe the model: `bert/onnx/model.onnx`.
 _COMMON = re.compile(r"(?i)(models?|model_quantized|onnx|export|te?mp|var|downloads|desktop|home|users|root)?")
 _VERSION = re.compile(r"(?i)(v|version)?[-_.]?\d[\d._-]*")
 
 
 def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = MappingProxyType({})) -> FoundModel:
-    """What an ONNX file holds. spec_path: the path as the spec will have it.  arguments: values of inputs that decide
-    which branch of an If runs; that branch alone is looked at.
+    """Facts from an ONNX file. spec_path: the path in the spec.  arguments: values of inputs that decide which branch
+    of an If runs; the facts are of that branch alone.
 
-    Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
-    inputs that no spec can have.
+    Outputs that are not tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
+    inputs that no spec accepts.
     """
     model = load_onnx(path, path.resolve().parent, 0)
     fix_inputs(model, arguments)
@@ -75,7 +75,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
     unknown_inputs = {
         value.name: "the model does not say how many axes it has" for value in inputs if _is_unranked(value)
     }
-    # Without all ranks it has no canonical form, and cannot be run.
+    # A model with an input of unknown rank has no canonical form, and cannot be run.
     tidy_model = model if unknown_inputs else canonical(model)
     fixed_sizes = fixed_axes(tidy_model.graph)
     if not inputs:
@@ -107,7 +107,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
 
 
 def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
-    """How much of the model int8 can take, where fp16 makes sense for it. model: canonical."""
+    """A note on the share of multiplications that int8 can take; none for a model without fp16. model: canonical."""
     if "fp16" not in dict(facts.precisions) or size_of(model) > _LARGEST_COUNTED:
         return
     sizes = {spec.name: spec.at({name: dim.opt for name, dim in facts.dims.items()}) for spec in facts.inputs}
@@ -115,7 +115,7 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
         with TemporaryDirectory() as folder:
             ready_model = prepare_model(_linked(model, Path(folder)))
             share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
-    except ModelError:  # of an opset that is not lifted: a build says so
+    except ModelError:  # its opset cannot be raised; a build reports the reason
         return
     if share is not None:
         share_note = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
@@ -123,7 +123,7 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
 
 
 def _linked(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
-    """A copy whose external weights lie behind links in `folder`, where weights that are computed of them go."""
+    """A copy whose external weights are links in `folder`; weights that are computed from them are written there."""
     copy = copied(model)
     for tensor in filter(is_external, copy.graph.initializer):
         file, *span = place_of(tensor)
@@ -145,7 +145,7 @@ def _refusals(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
-    """The task metric that the shapes of a caller's inputs and outputs make evident; empty if they are unknown."""
+    """The task metric that the inputs and outputs make evident, apart from states; empty if a rank is unknown."""
     inputs = _inputs(model)
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
@@ -158,7 +158,7 @@ def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str,
         without_states(input_specs, states), [spec for spec in output_specs if spec.name not in state_outputs]
     )
     if metric and any(node.op_type == "NonMaxSuppression" for node in all_nodes(model)):
-        # Boxes of nearly equal scores change places, and others are selected, with any rounding.
+        # Any rounding can reorder boxes of nearly equal scores; other boxes are then selected.
         metric["decides"] = ["fp32", "fp16", "int8"]
     return metric
 
@@ -173,7 +173,7 @@ def _sources(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _name(path: Path) -> str:
-    """The file's name or, if that is common, the name of the nearest folder that is not common, a version or a home."""
+    """The file's name; if it is common, that of the nearest folder that is not common, not a version and not a home."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises for a user without one
     folders = [folder for folder in path.resolve().parents if folder not in (home, *home.parents)]
     names = [folder.name for folder in folders if not (folder.match("/home/*") or _VERSION.fullmatch(folder.name))]
@@ -192,8 +192,8 @@ def _is_unranked(value: onnx.ValueInfoProto) -> bool:
 
 
 def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]) -> TensorSpec:
-    """An input with the sizes that weights say in place of dynamic axes. Raises ModelError for one that no spec can
-    have."""
+    """An input whose dynamic axes have the sizes that weights determine. Raises ModelError for an input that no spec
+    accepts."""
     spec = TensorSpec(value.name, dtype_name(value), (FILL_IN,)) if _is_unranked(value) else spec_of(value, "input")
     if spec.dtype not in INPUT_DTYPES:
         raise ModelError(
@@ -211,7 +211,7 @@ def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]
 
 
 def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path, arguments: Mapping[str, Scalar]) -> Iterator[str]:
-    """One line on the whole file, and one for each input that decides which branch of an If runs, or did: arguments."""
+    """One line on the file, and one for each argument and for each input that decides which branch of an If runs."""
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     producer_note = (
         f", written by {model.producer_name}" if model.producer_name.isprintable() and model.producer_name else ""
@@ -229,7 +229,7 @@ def _notes(model: onnx.ModelProto, counts: Counter[str], path: Path, arguments: 
 
 
 def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
-    """The scalar inputs that conditions of Ifs are computed from, where nothing else is."""
+    """The inputs of the conditions of Ifs, if all inputs of a condition are scalars."""
     inputs = {value.name: value.type.tensor_type for value in _inputs(model)}
     deciding_names = set[str]()
     for node in (node for node in model.graph.node if node.op_type == "If"):
@@ -240,7 +240,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
 
 
 def _list_sources(model: onnx.ModelProto, names: Iterable[str]) -> set[str]:
-    """These names, and all that they are computed from except by the choice of a branch."""
+    """These names, and all tensors that they are computed from, except through the conditions of Ifs."""
     source_names = {*names}
     for node in reversed(model.graph.node):
         if not source_names.isdisjoint(node.output):
@@ -273,14 +273,14 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
 # The fields of a configuration are those of Triton's ModelConfig (https://github.com/triton-inference-server/common,
 # protobuf/model_config.proto).
 
-# Of a configuration beside a model; a larger file is something else.
+# The greatest size of a configuration.
 LARGEST_BYTES = 1 << 20
 
 
 def look_at_triton(config: Path, folder: Path) -> FoundModel:
-    """The ONNX model beside a configuration, with its name and batch sizes.
+    """Facts from the ONNX model beside a configuration, with the configuration's name and batch sizes.
 
-    Raises InputError for a configuration of another platform, and where the model's file is not found.
+    Raises InputError for a configuration of another platform, and if the model's file is missing.
     """
     config_message = _read_config(config)
     platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
@@ -330,8 +330,8 @@ def _read_config(config: Path) -> ProtoMessage:
 
 
 def look_at_ensemble(config: Path) -> FoundEnsemble | None:
-    """The ensemble of a configuration in a model repository; None for another. Raises InputError for steps in a circle
-    and for an output that no step has."""
+    """The ensemble of a configuration in a model repository; None for any other configuration. Raises InputError for
+    steps in a cycle and for an output of no step."""
     message = _read_config(config) if config.is_file() else ProtoMessage()
     if message.text("platform") != ENSEMBLE:
         return None
@@ -357,11 +357,11 @@ def look_at_ensemble(config: Path) -> FoundEnsemble | None:
 
 
 def _read_map(step: ProtoMessage, name: str) -> dict[str, str]:
-    """A map of a step: a model's tensors by name, and those of the ensemble."""
+    """A map of a step: name of the model's tensor -> name of the ensemble's tensor."""
     return {entry.text("key"): entry.text("value") for entry in step.messages(name)}
 
 
-# Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.
+# Fields of a configuration and of its messages that a section of the spec has, or that follow from the model.
 _KEPT: Mapping[str, str] = {
     "": "name platform backend version_policy max_batch_size input output dynamic_batching instance_group "
     "default_model_filename model_warmup parameters cc_model_filenames",
@@ -425,7 +425,7 @@ def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
 
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """Give a dim the sizes at which it is served: one, or several by different inputs."""
+    """The model whose dims have the served sizes: one, or several if inputs differ."""
     shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in facts.inputs:
@@ -445,15 +445,15 @@ def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
 
 
 def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
-    """The shape of an input as the model gets it, without the batch; -1 means any size, and so does a value that is not
-    a number."""
+    """The shape of an input as the model receives it, without the batch; -1, for any size, also replaces a value that
+    is not a number."""
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 100 else -1 for text in texts)
 
 
 def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """The largest batch that is served becomes the largest of the spec, the preferred one the size to tune for."""
+    """The model whose batch dim has the greatest served batch as `max`, and the preferred batch as `opt`."""
     batch_dim = facts.inputs[0].shape[0] if facts.inputs and facts.inputs[0].shape else None
     if not _is_batched(config) or not isinstance(batch_dim, str):
         return facts

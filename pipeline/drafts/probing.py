@@ -34,11 +34,11 @@ _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 
 _BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
-# After which a run is ended: without a limit, a loop that never ends could not be interrupted.
+# The time limit of one run: without a limit, an endless loop could not be interrupted.
 RUN_SECONDS = 40
-# Requests that are tried at other sizes.
+# The number of requests that are tried at other sizes.
 _SAMPLES = 8
-# Of all inputs together; a video of 16 frames at 1024x1024 has 50 million.
+# The limit for all inputs together; a video of 16 frames at 1024x1024 has 50 million elements.
 _MOST_ELEMENTS = 1 << 26
 
 
@@ -47,10 +47,10 @@ Run = Callable[[Tensors], object]
 
 
 def open_graph(model: onnx.ModelProto, path: Path, title: str, constants: Tensors = MappingProxyType({})) -> Run:
-    """A way to run an ONNX graph, at places within its tables; one whose weights or lists stay in files is opened as
-    the file that it was read from. constants: inputs of that file that are none of the graph.
+    """A function that runs an ONNX graph; it limits indices to the sizes of tables. A graph whose weights or lists are
+    in files is opened as its source file. constants: inputs of that file that the graph does not have.
 
-    Raises ModelError where it does not load.
+    Raises ModelError if the graph does not load.
     """
     is_file = has_external(model) or lacks_lists(model)
     try:
@@ -80,9 +80,9 @@ def find_dims(
 ) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
-    open_model: returns a function that runs it, or raises ModelError.  known_sizes: at which it should run; tried
-    first.  likely_sizes: of any dim; tried beside the usual ones. If the graph does not load, or runs at no tried size,
-    sizes are guessed and the reason says so.
+    open_model: returns a function that runs the model, or raises ModelError.  known_sizes: tried first.  likely_sizes:
+    of any dim; tried in addition to the usual ones. If the graph does not load, or runs at no tried size, sizes are
+    guessed and the reason says so.
     """
     shapes = (spec.shape for spec in facts.inputs)
     names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
@@ -109,10 +109,10 @@ def find_dims(
 def hold_samples(
     facts: FoundModel, run: Run, samples: Sequence[Tensors], ranges: Mapping[str, tuple[int, int]]
 ) -> FoundModel:
-    """The model, whose dims keep the sizes of the requests where it fails on requests cut or repeated to other sizes.
+    """The model with dims narrowed to the sizes of requests if it fails on requests cut or repeated to other sizes.
 
-    A build cuts and repeats golden data to such sizes, and an index in a request may point at what was cut off. Batch
-    dims do not change. No dim changes if the model fails on the requests themselves, or after `_SECONDS`.
+    A build cuts and repeats golden data to such sizes, and an index in a request may point at a part that was cut off.
+    Batch dims do not change. No dim changes if the model fails on the requests themselves, or after `_SECONDS`.
 
     samples: requests of equal sizes.  ranges: by dim, the least and the greatest size of all requests.
     """
@@ -146,15 +146,15 @@ def hold_samples(
 def _hold_edges(
     probe: "_Probe", inputs: Sequence[TensorSpec], dims: Mapping[str, FoundDim], sizes: Mapping[str, int]
 ) -> dict[str, FoundDim]:
-    """The dims, narrowed towards `sizes` until the graph runs at every edge that a build tries: each bound was found
-    with the other dims at these."""
+    """The dims, narrowed towards `sizes` until the graph runs at every edge that a build tries. Each bound was found
+    with the other dims at `sizes`."""
     narrow_dims = dict(dims)
     while True:
         spec_dims = [Dim(name, dim.min, dim.opt, dim.max, multiple=dim.multiple) for name, dim in narrow_dims.items()]
         edge = next((edge for edge in edge_sizes(inputs, spec_dims) if not probe.runs(edge)), {})
         names = sorted(edge, key=lambda name: edge[name] > sizes[name])
         name = next((name for name in names if probe.runs({**edge, name: sizes[name]})), None)
-        if name is None or probe.is_over:  # none fails, none helps alone, or nothing more is known
+        if name is None or probe.is_over:  # no edge fails, no single dim helps, or the time is over
             return narrow_dims
         dim, usual_size = narrow_dims[name], sizes[name]
         low, high = dim.min, dim.max
@@ -170,8 +170,8 @@ def _hold_edges(
 
 
 def _fit_memory(dims: Mapping[str, FoundDim], inputs: Sequence[TensorSpec]) -> dict[str, FoundDim]:
-    """The dims, the largest halved until inputs of all of the largest sizes together have `_MOST_ELEMENTS` at most:
-    each size was tried with the other dims small."""
+    """The dims; the widest are halved until the inputs with every dim at `max` have at most `_MOST_ELEMENTS`. Each size
+    was tried with small other dims."""
     bounded_dims = dict(dims)
     while _count_elements(inputs, {name: dim.max for name, dim in bounded_dims.items()}) > _MOST_ELEMENTS:
         name, dim = max(bounded_dims.items(), key=lambda named_dim: named_dim[1].max // named_dim[1].min)
@@ -188,8 +188,8 @@ def _count_elements(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> i
 
 
 class _Probe:
-    """Runs a graph at sizes of its dims, for `_SECONDS` in all. inputs: whose dims it knows by name; may be set again
-    when dims get other names."""
+    """Runs a graph at sizes of its dims, for `_SECONDS` in total. inputs: of the graph; they are set again when dims
+    are renamed."""
 
     def __init__(self, run: Run, inputs: Sequence[TensorSpec]) -> None:
         self._run, self.inputs = run, inputs
@@ -203,7 +203,7 @@ class _Probe:
         return time.monotonic() > self._until
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the graph ends without an error at these sizes. False when the time is over."""
+        """Whether the graph runs without an error at these sizes. False when the time is over."""
         if self.is_over:
             return False
         if _count_elements(self.inputs, sizes) > _MOST_ELEMENTS:
@@ -212,10 +212,10 @@ class _Probe:
         return self.ends(lambda: self._run({spec.name: self._array(spec, sizes) for spec in self.inputs}))
 
     def ends(self, call: Callable[[], object]) -> bool:
-        """Whether a call ends without an error, which `last_error` is set to."""
+        """Whether a call ends without an error. `last_error` is set to its error."""
         try:
             call()
-        except Exception as error:  # onnxruntime's errors share no base class of their own, and a module's are anything
+        except Exception as error:  # onnxruntime's errors share no base class, and a module can raise anything
             self.last_error = (words_of(error).strip() or type(error).__name__).splitlines()[0][:160]
             return False
         return True
@@ -223,7 +223,7 @@ class _Probe:
     def find_running(
         self, names: Sequence[str], known_sizes: Mapping[str, int], likely_sizes: Sequence[int]
     ) -> dict[str, int] | None:
-        """Sizes at which the graph runs, the known ones first; None where none of those that are tried do."""
+        """Sizes at which the graph runs; the known ones are tried first. None if it runs at no tried sizes."""
         for sizes in chain([dict(known_sizes)] if known_sizes else [], _candidates(names, likely_sizes)):
             if self.runs(sizes):
                 return sizes
@@ -232,15 +232,14 @@ class _Probe:
         return None
 
     def find_equal(self, names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, str]:
-        """Dims that must be as large as an earlier one, and that one: the graph runs when both grow, and with neither
-        alone."""
+        """Dim -> the earlier dim that it must equal: the graph runs if both grow, and not if only one does."""
         twin_names: dict[str, str] = {}
         stuck_dims = [name for name in names if not self._grows((name,), sizes)]
         for earlier_dim, later_dim in itertools.combinations(stuck_dims, 2):
             is_pair = not {earlier_dim, later_dim} & twin_names.keys() and sizes[earlier_dim] == sizes[later_dim]
             if is_pair and self._grows((earlier_dim, later_dim), sizes):
                 twin_names[later_dim] = earlier_dim
-        # Of three or more inputs no two batches grow alone.
+        # With three or more inputs, all batches must grow together.
         leading_dims = {spec.shape[0] for spec in self.inputs if spec.shape}
         batch_dims = [name for name in stuck_dims if name in leading_dims and sizes[name] == 1]
         if len(batch_dims) > 2 and not twin_names and self._grows(batch_dims, sizes):
@@ -251,7 +250,7 @@ class _Probe:
         return any(self.runs({**sizes, **{name: sizes[name] + step for name in names}}) for step in _STEPS)
 
     def bounds(self, name: str, sizes: Mapping[str, int]) -> FoundDim:
-        """The smallest and largest size that were seen to run, all other dims staying as they are."""
+        """The smallest and largest size at which the graph ran, with all other dims unchanged."""
         base_size, max_size = sizes[name], LARGEST_BATCH if is_batch(name) else LARGEST_SIZE
         step = next(
             (
@@ -272,7 +271,7 @@ class _Probe:
         low = next((size for size in small_sizes if self.runs({**sizes, name: size})), base_size)
         high = max(max_size // step * step, low) if base_size < max_size else 2 * base_size
         if not self.runs({**sizes, name: high}):
-            # Ascending: the first that fails is the end of a table, as CLIP's 77.
+            # Ascending: the first size that fails is beyond the end of a table, as CLIP's 77.
             trial_sizes = range(base_size + step, high, step)
             fail_index = bisect.bisect_left(trial_sizes, True, key=lambda size: not self.runs({**sizes, name: size}))
             high = trial_sizes[fail_index - 1] if fail_index else base_size
@@ -286,7 +285,7 @@ class _Probe:
     def _array(self, spec: TensorSpec, sizes: Mapping[str, int]) -> np.ndarray:
         shape = spec.at(sizes)
         if np.dtype(spec.dtype).kind == "f":
-            # Repeated beyond a million: whether a graph runs depends on the shape, and drawing 2**26 takes seconds.
+            # Values repeat beyond a million: only the shape decides whether a graph runs; drawing 2**26 takes seconds.
             return np.resize(self._normal, shape).astype(spec.dtype, copy=False)
         return np.ones(shape, spec.dtype)
 

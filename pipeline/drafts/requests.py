@@ -33,7 +33,7 @@ FILES = LINES | {".json", ".npz", ".safetensors"}
 # A JSON list is read in one piece, and takes several times its size in memory.
 MOST_JSON_BYTES = 1 << 29
 Scaling = Literal["imagenet", "unit", "symmetric", "bytes"]
-# Mean and standard deviation of ImageNet's channels, as torchvision's models take them
+# Mean and standard deviation of ImageNet's channels, as torchvision's models expect them
 # (https://docs.pytorch.org/vision/stable/models.html).
 _MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
@@ -41,10 +41,10 @@ _MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
     """The requests of a file or folder, one at a time.
 
-    Known are recorded traffic and other JSON lines, a JSON list of objects, .npz, .npy and safetensors as calibration
-    data has them, a folder of such files, and a folder of images for a model with one image input, which are scaled to
-    the input's size, of a dim to its opt. scaling: of pixels: 'unit' to 0..1, 'symmetric' to -1..1, 'imagenet' by that
-    data set's mean and deviation, 'bytes' and inputs of integers not at all.
+    Formats: recorded traffic and other JSON lines, a JSON list of objects, .npz, .npy and safetensors as in calibration
+    data, a folder of such files, and images for a model with one image input, which are scaled to the input's size (a
+    dim to its opt). scaling: of pixels: 'unit' to 0..1, 'symmetric' to -1..1, 'imagenet' by that data set's mean and
+    deviation; 'bytes' not at all, nor for inputs of integers.
 
     Raises DataError, InputError for a file of another kind.
     """
@@ -69,7 +69,7 @@ def read_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim],
 
 
 def _read_lines(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
-    """Recorded traffic, or lines that are the inputs themselves."""
+    """The requests of recorded traffic, or of lines that contain only inputs."""
     first_record = next((record for _, record in JsonLinesReader(path, MOST_LINE_BYTES)), {})
     if not first_record or "inputs" in first_record or "kind" in first_record:
         yield from (request.inputs for request in read_traffic(path, inputs).requests)
@@ -110,7 +110,7 @@ def _as_arrays(values: Mapping[str, object], inputs: Sequence[TensorSpec], place
 def _read_images(
     files: Iterable[Path], inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling
 ) -> Iterator[Tensors]:
-    """Images as one input: the shorter side scaled to the input's size, the middle cut out, RGB or grey."""
+    """Images as one input: scaled until the shorter side fits, center-cropped, in RGB or grey."""
     from PIL import Image, ImageOps
 
     if len(inputs) != 1 or len(inputs[0].shape) not in (3, 4):
@@ -142,16 +142,16 @@ def _scale(pixels: Array, scaling: Scaling) -> Array:
     return {"unit": unit, "imagenet": unit, "symmetric": unit * 2 - 1, "bytes": pixels}[scaling]
 
 
-# Requests of which the sizes are looked at.
+# The greatest number of requests whose sizes are read.
 _MOST = 4096
 
 
 @dataclass(frozen=True)
 class RequestInput:
-    """One input in all requests. dtype: '' for plain numbers of JSON, of which `kind` is numpy's letter.
+    """One input in all requests. dtype: '' for plain numbers of JSON.  kind: numpy's letter for the type.
 
     sizes: the least and the greatest of each axis.  stacked: whether axis 0 counts requests or samples, as in arrays of
-    a file; else a request has these axes, or a sample without its leading axis.
+    a file; else the axes are those of a request, or of a sample without its leading axis.
     """
 
     dtype: str
@@ -160,8 +160,8 @@ class RequestInput:
     stacked: bool
 
     def as_read(self, complete: bool) -> tuple[tuple[int, int], ...]:
-        """The sizes of an input of the model. complete: whether entries of a stacked axis 0 are inputs, and not samples
-        of one; of JSON, whether the sample lacks its leading axis."""
+        """The sizes of an input of the model. complete: of stacked arrays, whether an entry of axis 0 is a complete
+        input and not a sample; of JSON, whether the leading axis is missing."""
         if self.stacked:
             return self.sizes[1:] if complete else ((1, 1), *self.sizes[1:])
         return ((1, 1), *self.sizes) if complete else self.sizes
@@ -185,8 +185,8 @@ def observe_requests(path: Path) -> dict[str, RequestInput]:
 
 
 def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
-    """Each request, or each file of stacked ones. A file that cannot be read ends it: reading all requests reports the
-    reason."""
+    """The inputs of each request, or of each file of stacked requests. Ends at an unreadable file; reading all requests
+    reports its error."""
     suffix = path.suffix.lower()
     try:
         if path.is_dir():
@@ -242,11 +242,11 @@ def list_readings(
     guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], any_rank: bool
 ) -> Iterator[Reading]:
     """The possible readings of the requests, the likeliest first: axis 0 of arrays counts samples, or complete inputs;
-    JSON has complete inputs, or samples. An axis that varies has a name, or that of a guess of as many axes; any other
-    but axis 0 has its size.
+    JSON has complete inputs, or samples. An axis that varies has a name: that of a guess with as many axes, if any.
+    Any other axis except 0 has its size.
 
-    guesses: of the model's inputs, of no dtype and no axes where there is no guess.  any_rank: whether the model takes
-    other numbers of axes too, as one that begins with a linear layer does.
+    guesses: the model's inputs; without dtype and axes if unknown.  any_rank: whether the model also takes other
+    numbers of axes, as a model that begins with a linear layer does.
     """
     if [*requests] == [""] and len(guesses) == 1:
         requests = {guesses[0].name: requests[""]}
@@ -285,19 +285,19 @@ def _read_input(
     return TensorSpec(guess.name, request_input.dtype or (guess.dtype if same_kind else usual_dtype), tuple(shape))
 
 
-# How many of them become golden data: enough that a decision that changes in 1 of 20 shows; and calibration data:
-# ranges change little beyond some hundreds of samples.
+# The most golden samples: enough to show a decision that changes in 1 of 20. The most calibration samples: ranges
+# change little beyond some hundreds. The share of golden samples.
 MOST_GOLDEN, MOST_CALIBRATION, SHARE = 64, 512, 0.2
-# Of fewer, there would be too little data for a golden set.
+# Fewer requests of equal sizes are too little data for a golden set.
 FEWEST_EQUAL = 10
-# More are not read: of traffic some hundreds suffice, and a small archive can hold any number of zeros.
+# More requests are not read: some hundreds suffice, and a small archive can contain any number of zeros.
 MOST_READ = 100_000
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
 class SplitRequests:
-    """Requests for calibration and for golden data; none is in both. left_out: notes on those in neither or changed.
+    """Requests for calibration and for golden data; none is in both. left_out: notes on omitted and changed requests.
 
     sizes: named dim -> its size in all chosen requests.  ranges: named dim -> least and greatest size in all requests.
     scalars: input without axes, not a float -> its value, if that is the same in all requests."""
@@ -311,14 +311,14 @@ class SplitRequests:
 
 
 def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> SplitRequests:
-    """Read requests and part them: a fifth, and `MOST_GOLDEN` at most, for golden data, the rest for calibration.
+    """Read requests and split them: a fifth, at most `MOST_GOLDEN`, for golden data, the rest for calibration.
 
-    A request's content decides where it goes, so the order of the file and equal requests (one is kept) change nothing.
-    A request for a batch counts as one for each sample. All that are kept have the sizes that most have; where fewer
-    than `FEWEST_EQUAL` have those, the others are cut or repeated to them. scaling: of images, see `read_requests`.
+    The split depends only on the contents of requests, not on their order or on repeated requests (one is used).
+    A request for a batch counts as one for each sample. The chosen requests have the most frequent sizes. If fewer than
+    `FEWEST_EQUAL` requests have them, the others are cut or repeated to them. scaling: of images, see `read_requests`.
 
-    Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
-    different requests.
+    Raises DataError for requests that cannot be read or do not fit the inputs, for NaN and infinities, and for fewer
+    than two different requests.
     """
     samples = read_samples(path, inputs, dims, scaling)
     groups, counts, scalars, count = _group(itertools.islice(samples, MOST_READ))
@@ -362,8 +362,8 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
 def _group(
     requests: Iterable[Tensors],
 ) -> tuple[dict[_Shapes, dict[str, Tensors]], Counter[_Shapes], dict[str, Scalar], int]:
-    """Different requests by their shapes and digests, of many those that may be chosen; how many there are of each
-    shapes; the scalars that all requests share; and the number of requests."""
+    """Different requests by shapes and digest, of many only those that may be chosen; the number of different requests
+    by shapes; the scalars that all requests share; and the number of requests."""
     groups: dict[_Shapes, dict[str, Tensors]] = {}
     scalars = dict[str, Scalar]()
     request_digests, counts, count = set[str](), Counter[_Shapes](), 0
@@ -380,7 +380,7 @@ def _group(
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
-    """In place: add a request, and now and then drop those whose digests are too great to be chosen."""
+    """Add a request in place; from time to time, drop requests whose digests are too great to be chosen."""
     some[digest] = request
     if len(some) > 2 * (MOST_GOLDEN + MOST_CALIBRATION):
         for extra_digest in sorted(some)[MOST_GOLDEN + MOST_CALIBRATION :]:
@@ -388,7 +388,7 @@ def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
 
 
 def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
-    """The requests, each checked; one for a batch as one for each of its samples. Raises DataError with its number."""
+    """The checked requests; a batch becomes one request per sample. Raises DataError with the request's number."""
     batch_dim = leading_dim(inputs)
     single_dims = {dim.name for dim in dims if dim.min == dim.multiple == 1 and is_batch(dim.name)}
     single_dims -= {size for spec in inputs for size in spec.shape[1:] if isinstance(size, str)}

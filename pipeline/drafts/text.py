@@ -19,7 +19,7 @@ _HEAD = """\
 # `enginesmith plan THIS_FILE` shows what would be built and why; `enginesmith debug schema` prints all keys.
 """
 _CALIBRATION = "real inputs that int8 is measured and, if need be, searched on: add int8"
-# Of golden data: without it every engine is proven on random inputs.
+# The comment on golden data. Without golden data, every engine is proven on random inputs.
 REAL = (
     "real inputs, others than those: 100 or more that the model is used on, each class among them; without them "
     "engines are only `proven on random inputs`, which no channel of proven engines takes"
@@ -27,13 +27,13 @@ REAL = (
 
 
 def write_spec(facts: FoundModel, calibration: str | None = None, golden: str | None = None) -> str:
-    """The text of the spec. calibration, golden: files of samples; without the first, int8 is left to a comment."""
+    """The text of the spec. calibration, golden: files of samples; without calibration, only a comment names int8."""
     return _HEAD + "\n" + "\n".join(_sections(facts, calibration, golden)) + "\n"
 
 
 def quote(value: object) -> str:
-    """A value as YAML has it in one line, quoted where it would be read as something else."""
-    quote_style = '"' if isinstance(value, str) and not value.isprintable() else None  # else a line end ends the key
+    """A value as YAML in one line, quoted if YAML would read it as something else."""
+    quote_style = '"' if isinstance(value, str) and not value.isprintable() else None  # a line end would end the key
     text = yaml.safe_dump(
         value, default_flow_style=True, default_style=quote_style, width=1 << 30, allow_unicode=False, sort_keys=False
     )
@@ -98,7 +98,7 @@ _ENSEMBLE_HEAD = """\
 # Written by `enginesmith init`: several graphs as one model (docs/guides/ensembles.md). What was found stands in the
 # comments. `enginesmith plan THIS_FILE` shows what would be built and why.
 """
-# Inputs of such names go to several graphs, where their shapes are the same.
+# Several graphs share inputs with such names if their shapes are equal.
 _SHARED = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
 
 # Keys of a task metric that name outputs.
@@ -107,7 +107,7 @@ _OUTPUTS = ("output", "scores", "classes")
 
 @dataclass(frozen=True)
 class FoundGraph:
-    """A graph as it was found. key: its name in the ensemble.  gives: its outputs."""
+    """A graph of an ensemble. key: its name in the ensemble.  gives: its outputs."""
 
     key: str
     model: FoundModel
@@ -124,13 +124,13 @@ class FoundConnection:
 
 
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
-    """Inputs of a graph in each step: all but its states."""
+    """The inputs of a graph in each step: all except its states."""
     return step_inputs(graph.model.inputs, graph.model.states)
 
 
 def find_connections(graphs: Sequence[FoundGraph], ensemble: FoundEnsemble | None = None) -> list[FoundConnection]:
-    """The source of each input that takes an output of an earlier graph, or shares an input of the ensemble with
-    one. ensemble: of a config.pbtxt, which gives them."""
+    """The source of each input that takes an output of an earlier graph, or shares an input of the ensemble with an
+    earlier graph. ensemble: of a config.pbtxt; its connections are then the result."""
     if ensemble:
         return [FoundConnection(key, source, "as in config.pbtxt") for key, source in ensemble.connections.items()]
     connections = list[FoundConnection]()
@@ -150,7 +150,7 @@ def find_connections(graphs: Sequence[FoundGraph], ensemble: FoundEnsemble | Non
 
 
 def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
-    """Key of each graph without a known connection -> whether none is possible, since no output or input of it fits
+    """Key of each graph without a known connection -> whether a connection is impossible: no output or input fits
     another graph's by type and shape."""
     sources = {connection.key: connection.source for connection in find_connections(graphs) if connection.source}
     connected_keys = {text.partition(".")[0] for pair in sources.items() for text in pair}
@@ -164,9 +164,9 @@ def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
 
 
 def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs without the states that are connections: inputs that take an output of an earlier graph. The output
-    has the input's name, and is no state of its own graph. If it is a state there too (`hidden` and `hidden_out` in
-    both), it is a connection only between graphs that nothing else connects; then it is no state of either.
+    """The graphs without states that are connections: inputs that take an output of an earlier graph. The output has
+    the input's name, and is no state of its own graph. If it is a state there too (`hidden` and `hidden_out` in both),
+    it is a connection only if nothing else connects the graphs; it is then a state of neither graph.
     """
     new_graphs = list(graphs)
     for index, graph in enumerate(new_graphs):
@@ -194,7 +194,7 @@ def _own_state(giver: tuple[FoundGraph, str]) -> bool:
 
 
 def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
-    """The one output of an earlier graph that has the name of an input."""
+    """The only output of an earlier graph with a name like that of an input; None for none or several."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
         (source, output.name) for source, output in _list_fitting(tensor, before) if _alike(source, output, tensor)
@@ -203,8 +203,8 @@ def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -
 
 
 def _alike(graph: FoundGraph, out: HeaderTensor, spec: TensorSpec) -> bool:
-    """Whether an output and an input have one name but for words such as `out`, `next` and `past`, and the name of the
-    output's graph: `hidden_out` and `hidden`, `last_hidden_state` and `encoder_hidden_states`."""
+    """Whether an output and an input have the same name, except for words such as `out`, `next` and `past` and the name
+    of the output's graph: `hidden_out` and `hidden`, `last_hidden_state` and `encoder_hidden_states`."""
     graph_words = {*stem_of(graph.key), "enc", "encoder"}
     stems = [
         tuple(word.rstrip("s") for word in stem_of(name) if word not in graph_words) for name in (out.name, spec.name)
@@ -234,7 +234,7 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
 
 
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
-    """The one output that has an input's name, else the one with a name like it."""
+    """The only output with an input's name, else the only one with a similar name; None for none or several."""
     fitting_pairs = _list_fitting(spec, before)
     namesakes = [pair for pair in fitting_pairs if pair[1].name == spec.name]
     alike_pairs = [(graph, output) for graph, output in fitting_pairs if _alike(graph, output, spec)]
@@ -251,7 +251,7 @@ def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:
 
 
 def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, str] | None:
-    """(graph, input) of a mask or length before it of the same type and shape, where one's name ends with the other."""
+    """(graph, input) of an earlier mask or length of the same type and shape, if one name ends with the other."""
     if not _SHARED.search(spec.name):
         return None
     for graph in before:
@@ -265,7 +265,7 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
 def write_ensemble(
     name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None = None
 ) -> str:
-    """The text of an ensemble's spec. files: of the specs of its graphs, by their names.  ensemble: that it was."""
+    """The text of an ensemble's spec. files: of its graphs' specs, by graph.  ensemble: of a config.pbtxt, if any."""
     return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(name, graphs, files, ensemble)) + "\n"
 
 

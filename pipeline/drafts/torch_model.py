@@ -1,4 +1,4 @@
-"""A look at a PyTorch model, in a process of its own: a `.pt2` program, or an entry point whose module is tried out."""
+"""Inspects a PyTorch model in a separate process: a `.pt2` program, or an entry point whose module is run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,14 +21,14 @@ from pipeline.spec.source import FILL_IN, Source
 from pipeline.spec.source import LARGEST_SIZE as MOST
 from validation.data.samples import find_wrong_names
 
-# Names of files and functions that say nothing of the model.
+# Names of files and functions that do not describe the model.
 _COMMON = frozenset({"model", "models", "net", "network", "main", "__init__", "build", "make", "create", "get_model"})
 
 
 def look_at_pt2(folder: Path, file: str) -> FoundModel:
-    """Facts from a program saved by `torch.export.save`: all except sizes that its ranges leave open.
+    """Facts from a program saved by `torch.export.save`. Sizes that its ranges leave open are guesses.
 
-    folder: the spec's. Raises ModelError for a file that cannot be loaded, StepError where loading ends the process.
+    folder: the spec's. Raises ModelError for a file that cannot be loaded, StepError if loading ends the process.
     """
     task = Task(LookAtModel("pt2", folder.resolve(), file))
     with start_user_process(task) as process:
@@ -45,9 +45,9 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
 def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> FoundModel:
     """Facts from the module of an entry point, and sizes at which it runs.
 
-    folder: the spec's.  entry: as a spec has it.  requests: saved ones, which decide what the inputs are where the
-    module runs with them. Raises InputError for one that is malformed or whose file is missing,
-    ModelError for code that fails, StepError where it ends its process.
+    folder: the spec's.  entry: as in a spec.  requests: saved requests; if the module runs with them, they determine
+    the inputs. Raises InputError for an entry that is malformed or whose file is missing,
+    ModelError for code that fails, StepError for code that ends its process.
     """
     try:
         source = Source(torch=entry)
@@ -87,8 +87,8 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
 def _read_requests(
     facts: SeenModel, request_inputs: Mapping[str, RequestInput], requests: Path, run: Run
 ) -> tuple[Reading | None, dict[str, int], str]:
-    """The reading of the requests with which the module runs on the first of them, and its sizes; else None and the
-    reason for the likeliest reading."""
+    """The reading of the requests with which the module runs the first one, and that request's sizes; else None, and
+    why the likeliest reading fails."""
     refusal = ""
     guesses = [TensorSpec(tensor.name, tensor.dtype, tensor.shape or ()) for tensor in facts.inputs]
     for reading in list_readings(guesses, request_inputs, any(tensor.any_rank for tensor in facts.inputs)):
@@ -122,10 +122,10 @@ def _as_requested(facts: FoundModel, reading: Reading) -> FoundModel:
 def _try_out(
     facts: FoundModel, run: Run, known_sizes: Mapping[str, int], size_ranges: Mapping[str, tuple[int, int]]
 ) -> FoundModel:
-    """The model with the sizes at which it ran; fixed ones where torch.export could have no range.
+    """The model with the sizes at which it ran. A dim with a single size becomes fixed: torch.export requires ranges.
 
-    known_sizes: at which it runs.  size_ranges: the least and greatest of each dim in requests, which is its range
-    where no other was found.
+    known_sizes: at which it runs.  size_ranges: the least and greatest size of each dim in the requests, used if no
+    other range was found.
     """
     trial_model = find_dims(facts, lambda: run, known_sizes)
     wide_ranges = {name: pair for name, pair in size_ranges.items() if name in trial_model.dims and pair[0] < pair[1]}

@@ -1,4 +1,4 @@
-"""The fleet: which machines there are, which models must be served on them, and whether the registry has the engines.
+"""The fleet: its machines, the models that must be served on them, and whether the registry has the engines.
 
-`enginesmith.client.resolve` decides which engine fits a machine; it is called once for each kind of node and model.
+`enginesmith.client.resolve` decides which engine fits a machine. Equal machines are judged once.
 """

@@ -1,6 +1,6 @@
-"""The catalog: which models must be served on which machines; and the version that each of its references names now.
+"""The catalog of models that must be served, with their machines, and the versions that its references name now.
 
-docs/guides/fleet.md shows one. Without a catalog every model that has a channel must be there on every GPU.
+docs/guides/fleet.md has one. Without a catalog, every model with a channel needs an engine for every GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ SELFTEST = "enginesmith-helm-test"
 
 
 class Serve(SpecPart):
-    """One model, where it must be served and how."""
+    """One model, and where and how it must be served."""
 
     model: ModelName
     channel: Channel | None = Field(None, description="default: stable, where the model has it, else candidate")
@@ -47,7 +47,7 @@ class Serve(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _bare_on(cls, data: object) -> object:
-        """YAML reads the bare word `on` as true, and Helm writes that down as the text 'true'."""
+        """Restore the key `on`: YAML reads the bare word as true, and Helm writes it as the text 'true'."""
         if isinstance(data, dict) and "on" not in data:
             return {("on" if key is True or key == "true" else key): value for key, value in data.items()}
         return data
@@ -69,8 +69,8 @@ class CatalogFile(SpecPart):
 
 @dataclass(frozen=True)
 class Demand:
-    """A model that must be served. on: the hardware.  precisions: each must be there; empty is any.  proven: whether
-    only a proven engine will do.  reference: the version."""
+    """A model that must be served. on: the hardware.  precisions: each needs an engine; empty: any one does.  proven:
+    whether only a proven engine is accepted.  reference: the version."""
 
     reference: Reference
     on: tuple[Target, ...] = GPUS
@@ -78,15 +78,15 @@ class Demand:
     proven: bool = False
 
     def wants(self, hardware: Hardware) -> bool:
-        """Whether it must be served there. `on` with every known GPU generation covers unknown ones, too."""
+        """Whether the demand includes this hardware. `on` with every known GPU generation includes unknown GPUs."""
         wants_all_gpus = not hardware.machine.is_cpu and set(GPUS) <= set(self.on)
         return wants_all_gpus or hardware.is_one_of(self.on)
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """All demands. runtimes: versions that serve now.  planned: versions that are coming, also of the 'driver'; by the
-    package's name, as in `Machine.runtimes`.  source: where it was read from, for messages."""
+    """All demands. runtimes: versions in use.  planned: future versions, also of the 'driver'. Both by the package's
+    name, as in `Machine.runtimes`.  source: of the catalog, for messages."""
 
     demands: tuple[Demand, ...]
     runtimes: tuple[tuple[str, str], ...] = ()
@@ -113,7 +113,7 @@ def load_catalog(path: Path) -> Catalog:
 
 
 def whole_registry(store: Store) -> Catalog:
-    """Every model with a channel, on every GPU. Lists keys, and reads nothing."""
+    """A catalog of every model with a channel, on every GPU. Lists keys; reads no documents."""
     demands = []
     for entry in catalogue(store):
         if entry.channels and entry.model != SELFTEST:
@@ -122,7 +122,7 @@ def whole_registry(store: Store) -> Catalog:
     return Catalog(tuple(demands), source=f"every model with a channel in {store.uri}")
 
 
-# Concurrent requests, since a registry may have a long latency.
+# The number of concurrent requests; a registry may have a long latency.
 _AT_ONCE = 16
 
 
@@ -131,9 +131,9 @@ class Served:
     """A demand and the version that it names. engines: with their present status.  proven_only: whether the channel
     refuses unproven engines.
 
-    targets, precisions: of the spec; None where it does not say.  problem: why there is nothing to serve, in words; ''
-    where there is.  registered: whether the registry keeps the model's spec, so that an event can have it built again.
-    reports: reads the latency reports of its engines, as `evidence.latencies.latencies` gives them.
+    targets, precisions: of the spec; None if it has none.  problem: why no version can be served; '' if one can.
+    registered: whether the registry has the model's spec, which an event can then build again.
+    reports: reads the latency reports of the engines (`evidence.latencies.latencies`).
     """
 
     demand: Demand
@@ -147,7 +147,7 @@ class Served:
     reports: Callable[[], Mapping[str, list[LatencyReport]]] = field(default=dict, compare=False, repr=False)
 
     def find_speeds(self, machine: Machine, engines: Sequence[EngineEntry]) -> dict[str, MeasuredSpeed]:
-        """Speeds of engines on machines of this kind, as a pull there ranks them."""
+        """Measured speeds of engines on this kind of machine, by digest; a pull ranks engines by them."""
         engine_digests = {entry.digest for entry in engines}
         newest_reports = newest_on(self.reports(), machine)
         return speeds_of({digest: report for digest, report in newest_reports.items() if digest in engine_digests})
@@ -160,14 +160,14 @@ class Served:
 
 
 def read_served(store: Store, demands: Sequence[Demand]) -> tuple[Served, ...]:
-    """The version of every demand, in the order of the demands; each is read once, many at a time.
+    """The version of every demand, in the order of the demands; versions are read concurrently, each once.
 
-    A model that is missing, damaged, or not signed as the trust policy asks has its problem in words.
-    Raises UnavailableError when the registry is out of reach.
+    `problem` is set for a model that is missing, damaged, or not signed as the trust policy requires.
+    Raises UnavailableError if the registry cannot be reached.
     """
     references = list(dict.fromkeys(demand.reference for demand in demands))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        map_function = map if len(references) < 2 else pool.map  # the pool starts its threads when it has work
+        map_function = map if len(references) < 2 else pool.map  # one reference needs no threads
         served_models = dict(
             zip(references, map_function(lambda reference: _look(store, Demand(reference)), references), strict=True)
         )
@@ -192,7 +192,7 @@ def _look(store: Store, demand: Demand) -> Served:
     def read_reports() -> Mapping[str, list[LatencyReport]]:
         try:
             return latencies(version.documents or store, manifest)
-        except IntegrityError:  # `enginesmith registry fsck` says which; without times accuracy ranks
+        except IntegrityError:  # `enginesmith registry fsck` names the damage; without times, accuracy ranks engines
             return {}
 
     return Served(
@@ -208,7 +208,7 @@ def _look(store: Store, demand: Demand) -> Served:
 
 
 def parse_spec_targets(names: object) -> tuple[Target, ...] | None:
-    """The targets that a manifest's spec names; None where it does not say, or one is not known to this release."""
+    """The targets that a manifest's spec names; None without a list, or if this release does not know one of them."""
     if not isinstance(names, list | tuple):
         return None
     try:

@@ -27,11 +27,11 @@ STATES: tuple[State, ...] = ("missing", "broken", "unproven", "breaking", "cover
 
 @dataclass(frozen=True)
 class Coverage:
-    """The engine of one model for one group of nodes. precision: the one that is asked for; None for any.
+    """The engine of one model for one group of nodes. precision: the requested one; None for any.
 
-    engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `pull --explain`'s words.
-    remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; a new build with
-    the same compiler would not help then.
+    engine: the one that serves, or whose use `reason` prevents.  fit: how well it fits, in `pull --explain`'s words.
+    remarks: conditions that could not be checked.  too_old: whether the driver is too old for a broken engine; a new
+    build with the same compiler would not help.
     """
 
     served: Served
@@ -78,7 +78,7 @@ class Coverage:
         }
 
 
-# By the index in `served`, the machine and the precision that is asked for.
+# By the index in `versions`, the machine and the requested precision.
 Known = dict[tuple[int, Machine, Precision | None], Coverage]
 
 
@@ -87,7 +87,7 @@ def list_coverage(
 ) -> tuple[Coverage, ...]:
     """The coverage of every demand on every group that it names. Groups with equal machines are judged once.
 
-    results: those of earlier calls with the same `versions` and catalog; new ones are added.
+    results: of earlier calls with the same `versions` and catalog; new results are added.
     """
     results = {} if results is None else results
     coverages = []
@@ -104,7 +104,7 @@ def list_coverage(
 
 
 def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand]) -> tuple[NodeGroup, ...]:
-    """Groups with GPUs that no demand names, as a catalog may have forgotten them."""
+    """Groups with GPUs that no demand names; the catalog may lack them by mistake."""
     return tuple(
         group
         for group in groups
@@ -113,8 +113,8 @@ def find_unwanted_groups(groups: Sequence[NodeGroup], demands: Sequence[Demand])
 
 
 def judge(version: Served, group: NodeGroup, precision: Precision | None, planned: dict[str, str]) -> Coverage:
-    """The coverage of a version on one group. planned: versions that the group's machines are to get, by name.
-    version: as it is served.  precision: None for any."""
+    """The coverage of a version on one group. planned: future versions on the group's machines, by name.
+    precision: None for any."""
     gap, machine = Coverage(version, group, precision, "missing"), group.machine
     if version.problem:
         return replace(gap, reason=version.problem)
@@ -126,7 +126,7 @@ def judge(version: Served, group: NodeGroup, precision: Precision | None, planne
     coverage = replace(gap, state="covered", engine=best_engine.entry, fit=best_engine.fit, remarks=best_engine.remarks)
     if not machine.is_cpu and planned:
         future_machine = machine.with_facts(runtimes={name: text for name, text in planned.items() if name != "driver"})
-        if driver := planned.get("driver"):  # the newest CUDA version is the old driver's; the new one's is not known
+        if driver := planned.get("driver"):  # `cuda` is the newest version of the old driver; the new one's is unknown
             future_machine = replace(future_machine, driver=driver, cuda=None)
         future_ranking = rank_engines(version.engines, future_machine, policy, version.name)
         if not future_ranking.candidates:
@@ -137,7 +137,7 @@ def judge(version: Served, group: NodeGroup, precision: Precision | None, planne
 
 
 def _explain_lack(gap: Coverage, now: EngineRanking, policy: Policy) -> Coverage:
-    """The coverage where no engine will do: engines are ranked again without one condition after the other."""
+    """The coverage if no engine qualifies: ranks the engines again, each time with fewer conditions."""
     version, machine, unproven_policy = gap.served, gap.group.machine, replace(policy, proven_only=False)
     if policy.proven_only and (
         candidates := rank_engines(version.engines, machine, unproven_policy, version.name).candidates
@@ -159,7 +159,7 @@ def _find_reason(ranking: EngineRanking, entry: EngineEntry) -> str:
 
 
 def _list_reasons(version: Served, ranking: EngineRanking, machine: Machine) -> str:
-    """Why each engine for this hardware is rejected; if there is none, the targets that there are engines for."""
+    """Why each engine for this hardware is rejected; if there is none, the targets of the usable engines."""
     near_units = {
         entry.unit
         for entry in version.engines
@@ -172,16 +172,16 @@ def _list_reasons(version: Served, ranking: EngineRanking, machine: Machine) -> 
     return f"no engine for {machine.target.sm}; {version.name} has {', '.join(targets) or 'no engine at all'}"
 
 
-# The builds and proofs after which every demand is met, each once, in order, with the time they will probably take.
+# The builds and proofs that all demands need: each once, in order, with its predicted time.
 
 Predictor = Callable[[str, BuildRequest], Expectation | None]
 
 
 @dataclass(frozen=True)
 class Hours:
-    """The sum of predictions. hours: of GPU workers, in which a build for a generation holds one of its workers.
+    """The sum of predictions. hours: of GPU workers; a build occupies one worker of its GPU generation.
 
-    units: how many it is the sum of.  unknown: units without a prediction.
+    units: the number of predictions in the sum.  unknown: the number of units without a prediction.
     """
 
     hours: float
@@ -207,8 +207,8 @@ def total(forecasts: Iterable[Expectation | None]) -> Hours:
 
 @dataclass(frozen=True)
 class WantedUnit:
-    """One build or proof. backend: None where no engine of the version tells which to use.  kind: what is to be done.
-    model, target, precision: of the unit."""
+    """One build or proof. backend: None if no engine of the version suggests one.  model, target, precision: of the
+    unit."""
 
     kind: Literal["build", "prove"]
     model: str
@@ -220,11 +220,11 @@ class WantedUnit:
 
 @dataclass(frozen=True)
 class FleetWork:
-    """A unit that groups of nodes wait for. nodes: number of nodes in them.  channel: of the demand, the first if
+    """A unit that groups of nodes wait for. nodes: their total number.  channel: of the demand, the first if
     several.
 
-    why: the present state and its reason.  remedy: what a person has to do before it can be done; '' for nothing.
-    refused: why no compiler takes it; '' where one may.  expected: the predicted time; None if unknown.
+    why: the present state and its reason.  remedy: the action that a person must take first; '' if none.
+    refused: why the compiler refuses the unit; '' if it may accept it.  expected: the predicted time; None if unknown.
     engine: digest of the engine to be proven.
     """
 
@@ -248,7 +248,7 @@ class FleetWork:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be done as things are."""
+        """Whether the work can start now."""
         return not self.remedy and not self.refused
 
     def to_json(self) -> dict[str, object]:
@@ -267,8 +267,8 @@ class FleetWork:
 
 
 def work_for(coverage: Iterable[Coverage], predict: Predictor) -> tuple[FleetWork, ...]:
-    """All units to build or prove. First those that can be done now; then by the number of nodes that wait, the most
-    first; then `stable` before other channels; then the shortest."""
+    """All units to build or prove, in this order: ready units first; then the most waiting nodes first; then `stable`
+    before other channels; then the shortest first."""
     coverage_by_unit: dict[WantedUnit, list[Coverage]] = {}
     for standing in coverage:
         if standing.state not in ("covered", "breaking"):
@@ -283,7 +283,7 @@ def _find_unit(coverage: Coverage) -> WantedUnit:
     if entry is not None:
         kind: Literal["build", "prove"] = "prove" if coverage.state == "unproven" else "build"
         return WantedUnit(kind, model, version.version, entry.hardware, entry.precision, entry.backend)
-    # The machine's product where the spec names that, else its generation.
+    # The machine's product if the spec names it, else a target of the spec that includes it, else its generation.
     hardware, machine = coverage.group.hardware, coverage.group.machine.target
     spec_targets = [target for target in coverage.served.targets or () if hardware.is_one_of([target])]
     exact_targets = [target for target in spec_targets if target.product and target.product == machine.product]
@@ -294,8 +294,8 @@ def _find_unit(coverage: Coverage) -> WantedUnit:
 
 
 def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
-    """The version's engines that can be the model for an engine of this target, the most similar first; those whose
-    backend takes the target come before the others."""
+    """The version's engines that can be the template for this target, the most similar first; engines whose backend
+    accepts the target are before the others."""
 
     def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
         is_same_sm = entry.compute_capability == target.compute_capability
@@ -351,7 +351,7 @@ def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
 def _explain_refusal(entry: EngineEntry, target: Target) -> str:
     """The reason why an engine's backend refuses another target; '' if it accepts it or is not installed."""
     request = _request_for(entry, target)
-    # The answer does not depend on the weights, and many models are alike apart from them.
+    # The answer does not depend on the weights; without their digest, similar models share a cached answer.
     return "" if request is None else _ask_backend(replace(request, model=""))
 
 
@@ -365,7 +365,7 @@ def _ask_backend(request: BuildRequest) -> str:
 
 
 def _request_for(entry: EngineEntry, target: Target) -> BuildRequest | None:
-    """The request of an engine, for another target; None for an entry that keeps too little of its own."""
+    """The request of an engine, for another target; None if the entry's fields do not give its build key."""
     try:
         return replace(request_of(entry), target=target)
     except EnginesmithError:

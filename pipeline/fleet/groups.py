@@ -15,11 +15,11 @@ from enginesmith.core.types import Target
 class Hardware:
     """Common hardware of the nodes of a group.
 
-    machine: the machine that a pod on such a node sees. That of a MIG slice has no product: engines tuned for the whole
-    GPU are not tuned for it.  label: the GPU's name by the node's labels, without the suffixes of MIG and sharing
-    ('NVIDIA-A100-SXM4-40GB').  product: its short name ('a100'), also of a slice; None for one that
-    `enginesmith.core.hardware.machine` does not have. mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by
-    `replicas` pods at once.
+    machine: as a pod on such a node sees it. A MIG slice has no `machine.product`, because engines tuned for the whole
+    GPU are not tuned for a slice.  label: the GPU's name in the node's labels, without the suffixes of MIG and sharing
+    ('NVIDIA-A100-SXM4-40GB').  product: the GPU's short name ('a100'), also of a slice; None for a GPU that
+    `enginesmith.core.hardware.machine` does not list.  mig: the slice's profile, '1g.10gb'.  sharing: 'time-slicing'
+    or 'mps', among `replicas` pods.
     """
 
     machine: Machine
@@ -38,8 +38,8 @@ class Hardware:
         return " ".join(labels)
 
     def is_one_of(self, targets: Sequence[Target]) -> bool:
-        """Whether one of the targets has its product, or names no product and has its compute capability. Slices have
-        the product of their GPU."""
+        """Whether a target has this product, or has no product and this compute capability. A slice has the product of
+        its GPU."""
         return any(
             target.product == self.product
             if target.product
@@ -50,8 +50,8 @@ class Hardware:
 
 @dataclass(frozen=True)
 class GpuPart:
-    """The GPUs of one kind in one node. gpus: number of whole ones or slices.  remarks: what keeps pods away.
-    hardware: the kind."""
+    """The GPUs of one kind in one node. gpus: number of whole GPUs or of slices.  remarks: conditions that keep pods
+    away."""
 
     node: str
     hardware: Hardware
@@ -69,7 +69,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one kind. gpus: number of whole ones or slices, in total.  remarks: each with its number of nodes.
+    """Nodes of one kind. gpus: total number of whole GPUs or of slices.  remarks: each with its number of nodes.
     hardware: of each node."""
 
     hardware: Hardware
@@ -84,7 +84,7 @@ class NodeGroup:
 
     @property
     def machine(self) -> Machine:
-        """The machine that engines are chosen for."""
+        """The machine for which engines are chosen."""
         return self.hardware.machine
 
     def with_versions(self, *, driver: str | None = None, runtimes: Mapping[str, str] | None = None) -> "NodeGroup":
@@ -107,14 +107,14 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Every group, by compute capability and name, and the nodes that are in none. source: where it was read from."""
+    """All groups, by compute capability and name, and the nodes without a group. source: of the data, for messages."""
 
     groups: tuple[NodeGroup, ...]
     left_out: tuple[LeftOut, ...] = field(default=())
     source: str = ""
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> "Fleet":
-        """The same fleet with other groups, of which those of the same hardware become one."""
+        """The same fleet with other groups; groups with equal hardware are merged."""
         groups_by_hardware: dict[Hardware, NodeGroup] = {}
         for group in groups:
             if old_group := groups_by_hardware.get(group.hardware):
@@ -147,17 +147,17 @@ def _order(group: NodeGroup) -> tuple[Any, ...]:
     return machine.compute_capability or (0, 0), group.name, *(text or "" for text in texts), machine.memory_bytes or 0
 
 
-# The GPUs of a Kubernetes node, by the labels that NVIDIA's GPU feature discovery (GFD) gives it.
+# The GPUs of a Kubernetes node, from the labels of NVIDIA's GPU feature discovery (GFD).
 #
-# Labels, and what MIG and sharing do to them: docs/gpu-feature-discovery/README.md and README.md ("Shared Access to
-# GPUs", "Catalog of Labels") of github.com/NVIDIA/k8s-device-plugin. Values are strings. In short:
+# Labels, and the effects of MIG and sharing on them: docs/gpu-feature-discovery/README.md and README.md ("Shared Access
+# to GPUs", "Catalog of Labels") of github.com/NVIDIA/k8s-device-plugin. Values are strings. In short:
 #
-# - MIG strategy `single`: product, count and memory are of the slices ('...-MIG-1g.5gb'); '-MIG-INVALID' where a node's
-#   GPUs are not cut alike. `mixed`: labels of their own for each kind of slice, and `gpu.replicas` is 0 where no GPU is
-#   left whole.
+# - MIG strategy `single`: product, count and memory describe slices ('...-MIG-1g.5gb'); '-MIG-INVALID' if the slices of
+#   a node are not all alike. `mixed`: each kind of slice has separate labels; `gpu.replicas` is 0 if all GPUs of the
+#   node are sliced.
 # - Time-slicing and MPS add '-SHARED' to the product, unless they rename the resource. Under MPS each client gets an
-#   equal part of the memory; under time-slicing nothing divides it.
-# - GFD describes one kind of GPU per node; of a node with several kinds it labels one.
+#   equal part of the memory; time-slicing does not divide it.
+# - GFD describes one kind of GPU per node; if a node has several kinds, it labels one.
 
 _NVIDIA = "nvidia.com/"
 _SLICES = re.compile(r"nvidia\.com/mig-(.+)\.count")
@@ -166,10 +166,10 @@ _SHARED = "-SHARED"
 _MIG = "-MIG-"
 # GPU feature discovery states memory in MiB.
 _MIB = 1 << 20
-# Prefix of the taints that Kubernetes sets itself, beside the readiness and cordons that are reported anyway.
+# Prefix of taints that Kubernetes sets itself. They repeat readiness and cordons, which are reported anyway.
 _LIFECYCLE = "node.kubernetes.io/"
 MOST_TEXT = 200
-# The parts of a version, as GFD spells them now and as it did before.
+# Labels of the parts of a version: GFD's present spelling, then its former one.
 _DRIVER = tuple(
     tuple(f"cuda.{prefix}.{part}" for part in parts)
     for prefix, parts in (("driver-version", ("major", "minor", "revision")), ("driver", ("major", "minor", "rev")))
@@ -181,21 +181,21 @@ _CUDA = tuple(
 
 @dataclass(frozen=True)
 class NodeLabels:
-    """A node's labels, which may hold any text: many users of a cluster can label nodes."""
+    """A node's labels. They may contain any text: many users of a cluster can label nodes."""
 
     all: Mapping[str, str]
 
     def text(self, name: str) -> str:
-        """The label with the prefix 'nvidia.com/', '' where there is none."""
+        """The value of a label with the prefix 'nvidia.com/'; '' if it is missing."""
         return self.all.get(_NVIDIA + name, "")
 
     def number(self, name: str) -> int | None:
-        """A label as a whole number; None where it is none."""
+        """A label as a whole number; None if it is not a number."""
         digits = self.text(name)
         return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 12 else None
 
     def version(self, full: str, *spellings: Sequence[str]) -> str | None:
-        """A version from one label, else from its parts, of the first spelling that is there; None without any."""
+        """The version in label `full`, else joined from the first of `spellings` with labels; None without one."""
         if re.fullmatch(r"\d[\w.]{0,30}", self.text(full), re.ASCII):
             return self.text(full)
         for names in spellings:
@@ -206,7 +206,7 @@ class NodeLabels:
 
 
 def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
-    """The parts of a node of the Kubernetes API: one, or one for each kind of MIG slice; or why it is left out."""
+    """The parts of a node of the Kubernetes API: one, or one for each kind of MIG slice; or why it has none."""
     metadata = _read_mapping(node.get("metadata"))
     name = str(metadata.get("name") or "(without a name)")[:MOST_TEXT]
     labels = NodeLabels(
@@ -244,7 +244,7 @@ def _parts(
     for kind in slices:
         if count := labels.number(f"mig-{kind}.count"):
             yield GpuPart(node, _hardware(labels, f"mig-{kind}", kind), count, remarks)
-    # A node whose GPUs are all cut, by the strategy `mixed`, keeps the labels of the whole GPU, with no replica of it.
+    # Under strategy `mixed`, a node with only sliced GPUs keeps the labels of the whole GPU, with 0 replicas.
     has_whole = labels.text("gpu.replicas") != "0" and str(capacity.get(_NVIDIA + "gpu", "1")) != "0"
     count = labels.number("gpu.count")
     if (not slices or has_whole) and count != 0:
@@ -257,7 +257,7 @@ def _hardware(labels: NodeLabels, prefix: str, kind: str | None = None) -> Hardw
     label, mig = (name or labels.text("gpu.product").removesuffix(_SHARED) or "unknown"), kind or profile or None
     replicas = labels.number(f"{prefix}.replicas") or 1
     sharing: str | None = labels.text(f"{prefix}.sharing-strategy")
-    if sharing not in ("time-slicing", "mps"):  # before GFD had this label there was time-slicing only
+    if sharing not in ("time-slicing", "mps"):  # GFD without this label supports time-slicing only
         sharing = "time-slicing" if sharing != "none" and replicas > 1 else None
     capability = _capability(labels)
     product = product_of(capability, label) if capability else None

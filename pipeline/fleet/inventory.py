@@ -32,7 +32,7 @@ _GIB = 1 << 30
 
 
 def check_version(option: str, text: str | None) -> str | None:
-    """The version that an option states; None where it does not. Raises InputError for a malformed one."""
+    """The version in an option's text; None without one. Raises InputError for a malformed version."""
     try:
         return None if text is None else _version(text)
     except ValueError as error:
@@ -73,7 +73,7 @@ Capability = Annotated[str, BeforeValidator(_text), AfterValidator(_capability)]
 
 
 class Written(Closed):
-    """One group as a person writes it."""
+    """One group of nodes in an inventory file."""
 
     product: str | None = Field(None, description="short name (l4), node label (NVIDIA-L4) or cpu")
     capability: Capability | None = Field(None, description="of a GPU that has no product here")
@@ -98,7 +98,7 @@ class Written(Closed):
         return self
 
     def hardware(self) -> Hardware:
-        """The kind of node. Raises UnknownNameError for a product that is not known, without a capability."""
+        """The hardware of the nodes. Raises UnknownNameError for an unknown product without a capability."""
         capability, product, label = self._gpu()
         machine = Machine(
             capability,
@@ -131,7 +131,7 @@ class Written(Closed):
 
 
 class NodeInventory(Closed):
-    """A file of groups."""
+    """An inventory file."""
 
     groups: tuple[Written, ...] = Field(min_length=1)
 
@@ -144,7 +144,7 @@ KIND = Kind(
 def read_inventory(path: Path) -> Fleet:
     """The fleet that a file describes; '-' reads standard input.
 
-    Raises SpecError with one line per mistake, InputError for what is neither an inventory nor a list of nodes.
+    Raises SpecError with one line per mistake, InputError for a text that is neither an inventory nor a list of nodes.
     """
     name = "standard input" if str(path) == "-" else str(path)
     text = _read(path, name)
@@ -187,7 +187,7 @@ def _read(path: Path, name: str) -> str:
 
 
 def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
-    """The nodes in kubectl's output, a list or one; None for JSON with groups. Raises InputError for other text."""
+    """The nodes in kubectl's output (a list or one node); None for JSON with groups. Otherwise raises InputError."""
     try:
         document = parsing.load_json(text)
     except (ValueError, RecursionError) as error:
@@ -207,7 +207,7 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
 
 # Reads the nodes of a Kubernetes cluster through its official client, in a pod or with a kubeconfig.
 #
-# They stay JSON: the client's typed objects cost ten times the time, and the same code reads what `kubectl` prints.
+# Nodes stay JSON: the client's typed objects take ten times as long, and the same code reads the output of `kubectl`.
 
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 _REMEDIES = {
@@ -218,8 +218,8 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach the cluster. kubeconfig: a file; None is KUBECONFIG, else a pod's own account, else ~/.kube/config.
-    context: of the kubeconfig; None is its current one.  timeout_s: of each request, in seconds."""
+    """How to reach the cluster. kubeconfig: a file; None: KUBECONFIG, else the pod's own account, else ~/.kube/config.
+    context: of the kubeconfig; None: its current one.  timeout_s: of each request, in seconds."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -235,8 +235,8 @@ class Access:
 def read_cluster(access: Access) -> Fleet:
     """The cluster's nodes, grouped.
 
-    Raises InputError for a kubeconfig that cannot be used, UnavailableError without the client, and when the cluster
-    does not answer, or not to these credentials.
+    Raises InputError for an unusable kubeconfig, UnavailableError if the client is not installed, or if the cluster
+    does not answer or rejects the credentials.
     """
     connection = connection_to(access)
     import urllib3
@@ -279,7 +279,7 @@ def connection_to(access: Access) -> Untyped:
             # A pod reaches its own API server by an address that no NO_PROXY names, and never through HTTPS_PROXY.
             settings.proxy = None
         else:
-            # Named here: the client reads KUBECONFIG once, when it is imported.
+            # The client itself reads KUBECONFIG only once, at its import.
             config.load_kube_config(
                 str(access.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"),
                 access.context,

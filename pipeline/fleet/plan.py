@@ -23,8 +23,8 @@ from pipeline.fleet.groups import Fleet, Hardware, NodeGroup
 
 @dataclass(frozen=True)
 class StateChange:
-    """A change of a fleet. runtimes: versions that nodes get.  driver: that nodes with GPUs get.  on: the hardware of
-    these nodes; empty is all.  add, remove: numbers of nodes by product or generation."""
+    """A change of a fleet. runtimes: new versions on nodes.  driver: new version on nodes with GPUs.  on: the hardware
+    with new versions; empty: all.  add, remove: numbers of nodes by product or generation."""
 
     driver: str | None = None
     runtimes: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class StateChange:
         new_group = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
             return new_group
-        # The newest CUDA version of the old driver; the new driver's is unknown.
+        # `cuda` is the newest CUDA version of the old driver; the new driver's is unknown.
         return replace(new_group, hardware=replace(new_group.hardware, machine=replace(new_group.machine, cuda=None)))
 
 
@@ -48,9 +48,9 @@ class StateChange:
 class FleetPlan:
     """A change and its effects.
 
-    dying: demands that are met now on a group, and would not be.  waiting: others that would not be met, on new nodes
-    or not met today either.  work: builds and proofs, in order.  hours: of the builds for GPUs.  unwanted: groups that
-    no demand names.
+    dying: demands that a group meets now and would not meet after the change.  waiting: other demands that would not be
+    met: on new nodes, or not met today.  work: builds and proofs, in order.  hours: of the builds for GPUs.
+    unwanted: groups that no demand names.
     """
 
     before: Fleet
@@ -77,7 +77,7 @@ class FleetPlan:
 def make_plan(
     fleet: Fleet, versions: Sequence[Served], catalog: Catalog, change: StateChange, predict: Predictor
 ) -> FleetPlan:
-    """Compare the fleet with what it would be. Raises InputError for more nodes to remove than there are."""
+    """Compare the fleet before and after a change. Raises InputError for more nodes to remove than exist."""
     present_catalog = replace(catalog, planned=())
     remaining_groups: Sequence[NodeGroup] = fleet.groups
     for target, count in change.remove:
@@ -95,7 +95,7 @@ def make_plan(
         return list_coverage(groups, versions, present_catalog, coverage_cache)
 
     new_standings = judge_groups(new_fleet.groups)
-    # Before groups that became alike are merged, so that both have the same number of results in the same order.
+    # Equal groups are not merged yet, so both results have the same length and order.
     pairs = zip(judge_groups(remaining_groups), judge_groups(changed_groups), strict=True)
     losses = tuple(new_state for old_state, new_state in pairs if old_state.serves and not new_state.serves)
     lost_keys = {(id(coverage.served), coverage.group.hardware, coverage.precision) for coverage in losses}

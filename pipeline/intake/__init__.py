@@ -1,1 +1,1 @@
-"""How a spec gets to the worker that builds it: bundles, registrations, places of specs."""
+"""The ways of a spec to the worker that builds it: bundles, registrations, places of specs."""

@@ -31,23 +31,23 @@ from enginesmith.user_code.entry_point import source_files
 from pipeline.spec.ensembles.model import EnsembleSpec, LoadedEnsemble, load_any
 from pipeline.spec.model import ModelSpec, load_spec
 
-# The files that make up a spec, and a registry that keeps them, so that workers elsewhere can build it.
+# Bundles contain the files of a spec. A registry stores them, for workers on other machines.
 #
-# A bundle holds the spec, the source (an entry point with the local modules that it imports, or the model file with its
-# external data), weights, calibration data (a generator with its modules) and golden data; that of an ensemble holds
-# the bundles of its graphs and data of the whole. It lacks what only running the code would show: installed packages,
-# modules imported by a computed name, and files that the code opens.
+# A bundle contains the spec, the source (an entry point with the local modules that it imports, or the model file with
+# its external data), weights, calibration data (a generator with its modules) and golden data. An ensemble's bundle
+# contains the files of its graphs and the data of the whole. A bundle lacks files that only running the code would
+# show: installed packages, modules imported by a computed name, and files that the code opens.
 
 # A spec of either kind.
 Spec = ModelSpec | LoadedEnsemble
 
-# The greatest number of files of a bundle, and of their bytes.
+# The greatest number of files of a bundle, and their greatest total size.
 MOST_FILES = 5000
 MOST_BYTES = 64 << 30
 
 
 def bundle_of(spec: Spec, digest: Callable[[Path], str] = digest_of_file, most_bytes: int = MOST_BYTES) -> SpecBundle:
-    """The bundle of a spec's files as they are now. digest: gives a file's digest, and may store the file.
+    """The bundle of a spec's files as they are now. digest: returns a file's digest; it may store the file.
 
     Raises InputError for over `MOST_FILES` files or `most_bytes` bytes and for a file outside of the spec's folder,
     ModelError for a source that cannot be read, and UnavailableError.
@@ -69,9 +69,9 @@ def bundle_of(spec: Spec, digest: Callable[[Path], str] = digest_of_file, most_b
 
 
 def named_files(spec: Spec) -> Iterator[tuple[str, Path]]:
-    """(name, path) of each file of a spec; the name is relative to the spec's folder, as the spec has it.
+    """(name, path) of each file of a spec; the name is relative to the spec's folder.
 
-    Raises InputError for a file that leads out of the folder, ModelError for a source that cannot be read.
+    Raises InputError for a file outside of the folder, ModelError for a source that cannot be read.
     """
     for path in _paths(spec):
         if not path.resolve().is_relative_to(spec.folder):
@@ -108,7 +108,7 @@ def _paths(spec: Spec) -> Iterator[Path]:
 def register(store: Store, spec: Spec, most_bytes: int = MOST_BYTES) -> tuple[Registration, bool]:
     """Store a spec and its files in a registry: the newest registration of its model, and whether it existed before.
 
-    Raises InputError and ModelError as `bundle_of`, and ConflictError when files are collected meanwhile.
+    Raises InputError and ModelError as `bundle_of`, ConflictError if garbage collection deletes files meanwhile.
     """
     with hold_lease(store, f"registering {spec.model}") as lease:
         bundle = bundle_of(spec, store.put_file, most_bytes)
@@ -119,7 +119,7 @@ def register(store: Store, spec: Spec, most_bytes: int = MOST_BYTES) -> tuple[Re
 
 
 def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
-    """Add a registration, unless the newest one is the same: the newest one, and whether it existed before."""
+    """Add a registration unless the newest has the same bundle: the newest, and whether it existed before."""
     model, has_tried = new.bundle.model, False
 
     def appended(data: bytes | None) -> bytes | None:
@@ -137,16 +137,16 @@ def _append(store: Store, new: Registration) -> tuple[Registration, bool]:
 
 # Where specs and their data are: folders, prefixes of buckets, and `registered:MODEL[@DIGEST]` of a registry.
 #
-# What is not on this machine is copied for as long as it is used. Messages have the address, which can be typed again,
-# and never the copy's path. Nothing here writes to a place.
+# Files of other machines are copied for as long as they are used. Messages contain the address, which a user can type
+# again, and never the copy's path. This module only reads places.
 
-# Objects that a spec's prefix of a bucket may have; all of them are copied.
+# The greatest number of objects below a spec's prefix of a bucket; all of them are copied.
 MOST_OBJECTS = 100_000
 
 
 @dataclass(frozen=True)
 class FolderPlace:
-    """A place that is a folder of this machine, used as it is."""
+    """A place that is a folder of this machine, used without a copy."""
 
     folder: Path
 
@@ -158,14 +158,14 @@ class FolderPlace:
             )
 
     def has(self, name: str) -> bool:
-        """Whether the folder holds a file. Raises UnavailableError where the folder is missing."""
+        """Whether the folder contains a file. Raises UnavailableError if the folder is missing."""
         self.refresh()
         return (self.folder / name).is_file()
 
 
 @dataclass
 class Bucket:
-    """A place that is a prefix of a bucket, with a local copy of its files, of which only changed ones are fetched."""
+    """A place that is a prefix of a bucket, with a local copy of its files. Only changed files are fetched."""
 
     uri: str
     folder: Path
@@ -173,7 +173,7 @@ class Bucket:
     _known: dict[str, str] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Make the copy equal to the bucket. Raises UnavailableError, and InputError for too much data."""
+        """Update the copy to equal the bucket. Raises UnavailableError, and InputError for too much data."""
         from enginesmith.registry.store.objects.api import objects_below
 
         bucket = bucket_at(self.uri)
@@ -193,7 +193,7 @@ class Bucket:
                 self._known[name] = entry.tag
 
     def has(self, name: str) -> bool:
-        """Whether the bucket holds a file; none is fetched. Raises UnavailableError."""
+        """Whether the bucket contains a file; fetches none. Raises UnavailableError."""
         from enginesmith.registry.store.objects.api import objects_below
 
         return any(entry.name == name for entry in objects_below(bucket_at(self.uri)))
@@ -218,7 +218,7 @@ Place = FolderPlace | Bucket
 
 @contextmanager
 def place_at(text: str) -> Iterator[Place]:
-    """The place of a path, a `file://` URI or a bucket's; a copy is deleted with the context. Raises InputError."""
+    """The place of a path, a `file://` URI or a bucket URI; a copy is deleted with the context. Raises InputError."""
     if is_in_bucket(text):
         with workdir() as folder:
             yield Bucket(text, folder / "copy")
@@ -233,7 +233,7 @@ def place_at(text: str) -> Iterator[Place]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Regular files in a folder and below, sorted; hidden files and folders are left out."""
+    """Files in a folder and below, sorted, without hidden files and folders."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root) / name for name in sorted(names) if not name.startswith("."))
@@ -244,7 +244,7 @@ SCHEME = "registered:"
 
 @dataclass(frozen=True)
 class Found:
-    """A spec's local file. address: what `enginesmith build` takes for the same spec; the path unless it is a copy."""
+    """A spec's local file. address: `enginesmith build` accepts it for the same spec; the path unless it is a copy."""
 
     address: str
     path: Path
@@ -259,10 +259,10 @@ class Found:
 
 @contextmanager
 def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Found]:
-    """The spec file of an address; a copy is deleted with the context. A `Found` is given back as it is.
+    """The spec file of an address; a copy is deleted with the context. A `Found` is returned unchanged.
 
-    Raises SpecError for a registered spec without a registry, UnknownNameError for one that is not registered,
-    IntegrityError when a file of it is lost or damaged, UnavailableError, and InputError for an object that is missing.
+    Raises SpecError for a registered spec without a registry, UnknownNameError for a spec that is not registered,
+    IntegrityError if a file is lost or damaged, UnavailableError, and InputError for a missing object.
     """
     text = str(address)
     if isinstance(address, Found):
@@ -276,9 +276,9 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
 
 
 def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", stated_registry: str | None) -> str:
-    """Which registry a run uses, as a URI or path: the one that is asked for (--registry), else that of the variable
-    ENGINESMITH_REGISTRY, else the spec's publication.registry (a relative path counts from the spec's folder), else
-    ./registry. spec: or its address, which is read only if nothing else decides.  Raises SpecError."""
+    """The registry that a run uses, as a URI or path: the first of --registry (`stated_registry`), the variable
+    ENGINESMITH_REGISTRY, the spec's publication.registry (a relative path is relative to the spec's folder) and
+    ./registry. spec: or its address, which is read only if the first two are missing.  Raises SpecError."""
     if location := stated_registry or os.environ.get(REGISTRY_VARIABLE):
         return location
     if isinstance(spec, str | Path | Found):
@@ -301,8 +301,8 @@ def below(place: str, name: str) -> str:
 
 @contextmanager
 def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
-    """A copy of a registered spec's files, each verified. The address of the newest one includes its digest too,
-    because a newer spec may be registered later."""
+    """A copy of a registered spec's verified files. The address always includes the digest, because a newer spec may
+    be registered later."""
     if registry is None:
         raise SpecError([f"{address}: is in a registry; name the registry (--registry, {REGISTRY_VARIABLE})"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")
@@ -328,7 +328,7 @@ def _in_bucket(address: str) -> Iterator[Found]:
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
     error = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")
-    if not name.endswith((".yaml", ".yml")):  # all files beside it would be copied first, perhaps the whole bucket
+    if not name.endswith((".yaml", ".yml")):  # a copy would fetch the whole folder first
         raise error
     with place_at(f"{folder}{question}{options}") as location:
         location.refresh()

@@ -1,6 +1,6 @@
 """ONNX graphs: tidying (unique node names, constants as initializers, sorted nodes), element types, opsets.
 
-Functions that return a model leave their argument alone; those that take a `GraphProto` and return None change it.
+Functions that return a model do not change their argument; those that take a `GraphProto` and return None change it.
 """
 
 import itertools
@@ -55,7 +55,7 @@ def tidy_from(model: ModelProto, lowest: int) -> ModelProto:
 def finish(model: ModelProto) -> ModelProto:
     """Sort the nodes, drop constants that nothing reads, infer types anew and check everything.
 
-    Shapes that only the model's author knew (behind a Reshape by computed sizes) are kept: runtimes fuse by them.
+    Shapes that only the model's author knew (behind a Reshape by computed sizes) are kept: runtimes fuse nodes by them.
     Raises ModelError when the graph is not valid ONNX.
     """
     graph = model.graph
@@ -79,7 +79,7 @@ def finish(model: ModelProto) -> ModelProto:
 def _kept_shapes(
     stated_values: Mapping[str, onnx.ValueInfoProto], inferred_model: ModelProto
 ) -> Iterator[onnx.ValueInfoProto]:
-    """The stated shapes that inference does not find in full, of tensors whose type and rank stayed."""
+    """The stated shapes that inference does not find completely, of tensors with the same type and rank as before."""
     for value in inferred_model.graph.value_info:
         info, tensor_type = stated_values.get(value.name), value.type.tensor_type
         if info is None or info.type.tensor_type.elem_type != tensor_type.elem_type:
@@ -137,15 +137,15 @@ def element_types(model: ModelProto) -> dict[str, int]:
 
 
 def _add_types(graph: GraphProto, types: dict[str, int]) -> None:
-    """Add, in place, the types behind operators that onnxruntime has beside onnx's, which onnx's inference stops at.
-    Left out are operators with bodies: each of their results has a type of its own, whatever the signature calls it.
+    """Add, in place, the types of the results of onnxruntime's own operators, where onnx's inference stops. Operators
+    with bodies are omitted: their signatures do not determine the types of their results.
 
     graph: tidy."""
     signatures = list_signatures()
     for node in (node for node in graph.node if not list_bodies(node)):
         inputs, outputs = signatures.get((node.domain, node.op_type), ((), ()))
         bound_types = {text: types[name] for text, name in zip(inputs, node.input, strict=False) if name in types}
-        # The last of the outputs repeats where there may be any number of them.
+        # The last output repeats if their number is variable.
         for text, name in itertools.zip_longest(outputs, node.output, fillvalue=outputs[-1] if outputs else ""):
             fixed_name = text.removeprefix("tensor(").removesuffix(")").upper()
             element_type = bound_types.get(text, dict(TensorProto.DataType.items()).get(fixed_name))
@@ -168,8 +168,8 @@ def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
 
 
 def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """The model without large weights, with the shapes that follow from these of the inputs, bodies included; sizes
-    that the model itself states are ignored."""
+    """The model without large weights, with the shapes that follow from these input shapes, also in bodies; sizes that
+    the model itself states are ignored."""
     light_model = without_weights(model)
     del light_model.graph.value_info[:]
     for value in light_model.graph.output:
@@ -182,7 +182,7 @@ def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelP
 
 
 def attribute_of(node: NodeProto, name: str, default: T) -> T:
-    """Value of a node's attribute, of the type of `default`; `default` where the node has none of that name."""
+    """Value of a node's attribute, of the type of `default`; `default` if the node has none of that name."""
     attribute = next((attribute_proto for attribute_proto in node.attribute if attribute_proto.name == name), None)
     return default if attribute is None else cast("T", helper.get_attribute_value(attribute))
 
@@ -196,7 +196,7 @@ def unused_name(name: str, used_names: set[str]) -> str:
 
 
 def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Rename what the bodies of a node read. ONNX forbids shadowing, so a name means one value throughout."""
+    """Rename the tensors that the bodies of a node read. ONNX forbids shadowing, so a name means one value."""
     for body in list_bodies(node):
         for inner_node in body.node:
             for index, name in enumerate(inner_node.input):
@@ -205,7 +205,7 @@ def rename_captured(node: NodeProto, names: Mapping[str, str]) -> None:
 
 
 def sort_nodes(graph: GraphProto) -> None:
-    """Sort the nodes topologically, those that are ready in the old order. Raises ModelError on a cycle."""
+    """Sort the nodes topologically; among ready nodes, the old order decides. Raises ModelError on a cycle."""
     nodes = list(graph.node)
     producer_index = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     predecessors = [{producer_index[name] for name in list_reads(node) if name in producer_index} for node in nodes]
@@ -228,7 +228,7 @@ def sort_nodes(graph: GraphProto) -> None:
 
 
 def _lift_constants(graph: GraphProto) -> None:
-    """Turn Constant nodes with numbers into initializers, where weights are looked for."""
+    """Turn Constant nodes with numbers into initializers, where weights are searched."""
     other_nodes = []
     for node in graph.node:
         attribute = node.attribute[0] if node.op_type == "Constant" else None

@@ -1,4 +1,4 @@
-"""Where int8 goes in a graph."""
+"""Finds the nodes and the tensors of a graph that int8 can take."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,20 +19,20 @@ from enginesmith.core.types import QuantizedState
 from pipeline.quantization.graph import attribute_of, constants, consumers, element_types, tidy, tidy_from, unused_name
 from pipeline.quantization.ranges import Ranges
 
-# Weights that nodes compute of constants alone: made float32 constants where a node that is to be quantized reads one.
+# Weights that nodes compute from constants alone become float32 constants if a node that can be quantized reads them.
 #
-# Quantizers that write no Q/DQ nodes store a weight as int8 and put Cast, Sub and Mul behind it; a weight that is
-# normalised has its norm, a Div and a Mul there; converters write Transpose, Reshape, Split or ConstantOfShape. To a
-# search for weights all these are no constants, and such a node would stay in float. An embedding's weight stays as it
-# is: it is not quantized, and would be four times larger.
+# Quantizers that write no Q/DQ nodes store a weight as int8 and put Cast, Sub and Mul behind it; a normalised weight
+# has its norm, a Div and a Mul behind it; converters write Transpose, Reshape, Split or ConstantOfShape. Without this,
+# such weights are not found as constants, and their readers stay in float. An embedding's weight does not change: it is
+# not quantized, and would be four times larger.
 
-# Nodes with random results, and nodes that dequantize a stored weight.
+# Operators that are not folded: those with random results, and Q/DQ nodes.
 _STAYING = ("Bernoulli", "DequantizeLinear", "Multinomial", "QuantizeLinear", "Random")
 
 
 def _fold_computed_weights(model: ModelProto) -> None:
-    """Put float32 constants in the place of the computed weights and biases of nodes of `OP_TYPES`, and of other names
-    for constants, in place; the nodes that computed them are removed if nothing else reads them. model: tidy."""
+    """Replace the computed weights and biases of nodes of `OP_TYPES`, and Identities of constants, by float32
+    constants, in place. The nodes that computed them are removed if nothing else reads them. model: tidy."""
     graph = model.graph
     initializers, producers, external_names = constants(graph), _find_computing(graph), find_external(graph)
     outputs = {value.name for value in graph.output}
@@ -66,7 +66,7 @@ def _fold_computed_weights(model: ModelProto) -> None:
 
 
 def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
-    """The nodes that depend on constants alone, by their results."""
+    """The nodes that depend on constants alone, by the names of their results."""
     constant_names, producers = {*constants(graph)}, dict[str, NodeProto]()
     for node in graph.node:
         is_fixed = node.op_type.startswith(_STAYING) or node.domain not in ("", "ai.onnx") or list_bodies(node)
@@ -79,7 +79,7 @@ def _find_computing(graph: GraphProto) -> dict[str, NodeProto]:
 def _compute(
     model: ModelProto, name: str, initializers: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
 ) -> Array | None:
-    """The values of a tensor that nodes make out of constants; None where they do not run."""
+    """The values of a tensor that nodes compute from constants; None if the nodes do not run."""
     visited_names, pending_names, needed_names = set[str](), {name}, set[str]()
     while pending_names:
         visited_names.add(tensor_name := pending_names.pop())
@@ -96,28 +96,28 @@ def _compute(
     try:
         session = open_interpreter(submodel.SerializeToString(), f"weight {name!r}", threads=1)
         return np.asarray(session.run([name], {operand: to_array(tensor) for operand, tensor in operands.items()})[0])
-    except Exception:  # the interpreter's errors share no base class; what it cannot compute stays in float
+    except Exception:  # the interpreter's errors share no base class; a weight that it cannot compute stays in float
         return None
 
 
-# Where int8 goes in a graph: the nodes that can take it, what else gets Q/DQ beside them, and the tensors to measure.
+# The nodes that int8 can take, the other nodes that get Q/DQ beside them, and the tensors to measure.
 #
 # Conv, ConvTranspose, Gemm and MatMul with a constant weight (`Site`) carry nearly all of the arithmetic of a
 # convolutional net or a transformer. A product of two activations (attention scores) stays in float: its inputs follow
 # a softmax or feed one, where a uniform step of 1/127 of the range costs most.
 #
-# Q/DQ pairs elsewhere keep a backend's fusions whole. TensorRT runs convolution, bias, residual Add and Relu as one
-# int8 kernel when the other operand of the Add is quantized too (its developer guide: "quantize the residual input in
-# skip-connections"). onnxruntime's x86 path stays in integers from one convolution to the next when what lies between
-# them (Add, pooling, Concat) has Q/DQ on both sides: each detour through float costs two conversions and two changes of
-# memory layout.
+# Q/DQ pairs elsewhere preserve a backend's fusions. TensorRT runs convolution, bias, residual Add and Relu as one int8
+# kernel if the other operand of the Add is quantized too (its developer guide: "quantize the residual input in
+# skip-connections"). onnxruntime's x86 path stays in integers from one convolution to the next if the nodes between
+# them (Add, pooling, Concat) have Q/DQ on both sides: each detour through float costs two conversions and two changes
+# of memory layout.
 
 OP_TYPES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-# They multiply with weights too, and have no Q/DQ form.
+# Operators that multiply by weights too, and have no Q/DQ form.
 RECURRENT = ("GRU", "LSTM", "RNN")
 # Per-channel Q/DQ exists from this opset on; older models are lifted before anything is measured or quantized.
 LOWEST_OPSET = 13
-# The values of their results are some of their inputs' values: the range stays.
+# Operators whose results are some of their inputs' values: the range does not change.
 _SELECTING = ("MaxPool",)
 _JOINING = ("Add", "Concat", *_SELECTING, "GlobalAveragePool", "AveragePool")
 
@@ -126,9 +126,9 @@ _JOINING = ("Add", "Concat", *_SELECTING, "GlobalAveragePool", "AveragePool")
 class Site:
     """One node that int8 can take.
 
-    activation, weight: names of its two operands.  axis: that of the weight's output channels.
-    result: the tensor that a fused kernel writes: the node's own, or that of a Relu, or a Clip around zero, which alone
-    reads it.  fused: name of that Relu or Clip, or None.
+    activation, weight: names of its two operands.  axis: of the weight's output channels.
+    result: the tensor that a fused kernel writes: the node's output or, if its only reader is a Relu or a Clip around
+    zero, that node's output.  fused: name of that Relu or Clip, or None.
     """
 
     node: str
@@ -142,7 +142,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Residual:
-    """An Add that the kernel of a convolution can take in. operand: index of the other summand, `tensor` its name."""
+    """An Add that the kernel of a convolution can include. operand, tensor: index and name of the other summand."""
 
     node: str
     operand: int
@@ -151,9 +151,9 @@ class Residual:
 
 @dataclass(frozen=True)
 class JoinNode:
-    """A node between integer kernels. result: what it writes, or what the Relu `fused` writes, which alone reads it.
+    """A node between integer kernels. result: its output or, if its only reader is the Relu `fused`, the Relu's output.
 
-    same_as: the input whose range the result has; None where the result's own range is needed.
+    same_as: the input whose range the result has; None if the result needs its own range.
     """
 
     node: str
@@ -163,7 +163,7 @@ class JoinNode:
 
 
 def prepare_model(model: ModelProto) -> ModelProto:
-    """A tidy copy in an opset that int8 exists in: the graph whose tensor names calibration and insertion agree on."""
+    """A tidy copy in an opset that has int8. Calibration and insertion use the tensor names of this graph."""
     graph = tidy_from(tidy(model), LOWEST_OPSET)
     _fold_computed_weights(graph)
     return graph
@@ -193,7 +193,7 @@ def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ..
 
 
 def _out_of_reach(node: NodeProto) -> str | None:
-    """Why a node of another type than `OP_TYPES` multiplies by weights in float; None where it does not multiply."""
+    """Why a node of another type than `OP_TYPES` multiplies by weights in float; None if it does not multiply."""
     if node.op_type in RECURRENT:
         return "recurrent nodes have no int8 form here"
     inner_count = sum(_multiplications_in(body) for body in list_bodies(node))
@@ -242,8 +242,8 @@ def _channel_axis(node: NodeProto) -> int:
 def _saturates_around_zero(node: NodeProto, initializers: Mapping[str, TensorProto]) -> bool:
     """Whether a node is a Relu, or a Clip with constant bounds around zero.
 
-    uint8 saturation behind the node then does the node's work, so runtimes drop it. A Clip whose bounds leave zero out
-    must stay: a quantized range always holds zero.
+    Saturation to uint8 behind the node then has the node's effect, so runtimes drop the node. A Clip whose bounds
+    exclude zero must stay: a quantized range always includes zero.
     """
     if node.op_type != "Clip":
         return node.op_type == "Relu"
@@ -255,9 +255,9 @@ def _saturates_around_zero(node: NodeProto, initializers: Mapping[str, TensorPro
 
 
 def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual, ...]:
-    """The residual Adds behind these convolutions (by node name), each with the operand that the kernel does not make.
+    """The residual Adds behind these convolutions (node names), each with the operand that the kernel does not compute.
 
-    Of two convolutions the larger one takes the Add in: the smaller is the shortcut's projection.
+    Of two convolutions, the larger one includes the Add: the smaller is the shortcut's projection.
     """
     initializers, readers = constants(model.graph), consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
@@ -278,7 +278,7 @@ def residuals(model: ModelProto, convolutions: Iterable[str]) -> tuple[Residual,
 
 
 def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...]:
-    """The nodes all of whose inputs are quantized, given the tensors that integer kernels write; in graph order."""
+    """The joining nodes whose inputs are all quantized, in graph order. written: tensors that integer kernels write."""
     readers = consumers(model.graph)
     outputs = {value.name for value in model.graph.output}
     quantized_names, joins = set(written), []
@@ -299,7 +299,7 @@ def find_joins(model: ModelProto, written: Iterable[str]) -> tuple[JoinNode, ...
 
 
 def taps(sites: Sequence[Site]) -> tuple[str, ...]:
-    """The tensors to measure for these sites: each activation, and of each convolution its result."""
+    """The tensors to measure for these sites: each activation, and the result of each convolution."""
     results = {site.result for site in sites if site.op_type == "Conv"}
     return tuple(sorted({site.activation for site in sites} | results))
 
@@ -314,7 +314,7 @@ def tensors_to_measure(model: ModelProto) -> tuple[str, ...]:
 
 
 def activations(model: ModelProto) -> tuple[str, ...]:
-    """Every float activation of a model: what to measure so that the fp16 cast knows all ranges, not only int8's."""
+    """Every float activation of a model. If all are measured, the fp16 cast knows all ranges, not only int8's."""
     prepared_model = prepare_model(model)
     types, initializers = element_types(prepared_model), constants(prepared_model.graph)
     names = [value.name for value in prepared_model.graph.input]
@@ -322,9 +322,9 @@ def activations(model: ModelProto) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if types.get(name) == TensorProto.FLOAT and name not in initializers))
 
 
-# Which nodes of a model compute in int8 because its author quantized it, without Q/DQ nodes that a compiler reads.
+# The nodes of a model that compute in int8 because its author quantized it without Q/DQ nodes.
 #
-# Such nodes stay what they are in every graph variant: an 'fp32' engine of such a model computes in int8 there.
+# Such nodes do not change in any graph variant: an 'fp32' engine of such a model computes them in int8.
 
 # ONNX's own operators, and ONNX Runtime's.
 INTEGER_OPS = frozenset(
@@ -336,7 +336,7 @@ INTEGER_OPS = frozenset(
 
 
 def count_integer_nodes(model: ModelProto) -> tuple[tuple[str, int], ...]:
-    """(operator, how many) of the nodes that multiply in int8 in a model, inner graphs included, by operator."""
+    """(operator, count) of the nodes that multiply in int8 in a model, also in inner graphs, by operator."""
     counts = Counter(node.op_type for node in walk_nodes(model.graph))
     return tuple(sorted((name, count) for name, count in counts.items() if name in INTEGER_OPS))
 
@@ -346,8 +346,8 @@ _LEVELS = 127
 
 
 def scale_states(states: Sequence[State], ranges: Ranges | None) -> tuple[QuantizedState, ...]:
-    """The states with scales, by the largest magnitude that calibration saw going in or out. Raises DataError for a
-    state that was not measured, or was zero throughout."""
+    """The states with scales, from the largest magnitude of their inputs and outputs in calibration. Raises DataError
+    for a state that was not measured, or was always zero."""
     return tuple(QuantizedState(state.input, state.output, _scale(state, ranges)) for state in states)
 
 

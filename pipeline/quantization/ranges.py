@@ -12,8 +12,8 @@ from enginesmith.core.reports.breakdown import FloatNode
 from enginesmith.core.text import join_first, pluralize
 
 _LEFT = "left in"
-# With less of the multiplications with weights in a narrow format, an engine is refused: at twice the speed of float
-# they would save 5 % of its time, and it would be another precision's engine under a wrong name.
+# The least share of multiplications with weights in a narrow format; an engine with less is refused. At twice the speed
+# of float, a tenth saves 5 % of the time, and the name of the precision would be wrong for most of the engine.
 LEAST_SHARE = 0.1
 
 
@@ -33,7 +33,7 @@ def refuse_share(share: float | None, precision: str, why: str = "") -> str | No
 
 
 def _explain_idle(lines: Sequence[str]) -> str:
-    """The head of a graph's notes, with the two most frequent reasons why nodes are not in its precision."""
+    """The first line of a graph's notes, with the two most frequent reasons why nodes are not in its precision."""
     lines_by_reason = defaultdict[str, list[str]](list)
     for line in lines[1:]:
         if line.startswith(_LEFT):
@@ -51,8 +51,8 @@ class CastNotes:
     """Result of casting a graph.
 
     cast: number of nodes that now compute in `precision`.  underflowed: constant -> (values that became zero, values).
-    floored_scales: Q/DQ scales raised to the smallest normal number, because a smaller one becomes zero on the way.
-    float_nodes: those that stay in float, with the reason.
+    floored_scales: Q/DQ scales that were raised to the smallest normal number, because smaller ones can become zero.
+    float_nodes: nodes that stay in float, with the reason.
     """
 
     precision: str
@@ -63,7 +63,7 @@ class CastNotes:
 
     @property
     def idle(self) -> str | None:
-        """Why no node computes in the precision; None where one does."""
+        """Why no node computes in the precision; None if one does."""
         return None if self.cast else _explain_idle(self.lines())
 
     def lines(self) -> tuple[str, ...]:
@@ -84,9 +84,9 @@ class QuantizationNotes:
     """Result of inserting Q/DQ.
 
     quantized: names of the nodes that now compute in `precision`.  float_nodes: candidates left in float.
-    passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
-    precision: what the quantized nodes compute in (its weights, of those that only store them so).
-    eight_bits: candidates of a block format that compute in fp8 instead, or in mxfp8, as `formats` says by node.
+    passed_through: the model already had Q/DQ and did not change.  cast: of the other nodes to fp16.
+    precision: of the quantized nodes (only of their weights, in weight-only formats).
+    eight_bits: candidates of a block format that compute in fp8 or mxfp8 instead.  formats: of these, by node.
     """
 
     quantized: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class QuantizationNotes:
 
     @property
     def idle(self) -> str | None:
-        """Why no node computes in the precision; None where one does, and where the model came quantized."""
+        """Why no node computes in the precision; None if one does, or if the model was already quantized."""
         return None if self.quantized or self.passed_through else self.explain()
 
     def explain(self) -> str:
@@ -121,7 +121,7 @@ def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:
     return [f"{_LEFT} {place}: {node}" for node in float_nodes]
 
 
-# Of the JSON file between calibration and Q/DQ insertion.
+# The version of the JSON file between calibration and Q/DQ insertion.
 FORMAT = 1
 
 Pair = tuple[float, float]
@@ -129,8 +129,8 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class RangeSource:
-    """Source of a range. seen: extremes.  histogram: its digest, where there was one.  clipped: share of the values
-    outside of the range."""
+    """Source of a range. seen: extremes.  histogram: its digest, if any.  clipped: share of the values outside of the
+    range."""
 
     seen: Pair
     histogram: str | None = None
@@ -139,10 +139,10 @@ class RangeSource:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Per tensor the (lowest, highest) value that its quantized form must hold.
+    """For each tensor, the (lowest, highest) value that its quantized form must hold.
 
-    method: how they were chosen, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
-    samples: how many samples were seen.  sources: what the ranges were chosen from, where that is known.
+    method: that chose the ranges, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
+    samples: the number of observed samples.  sources: of the ranges, if known.
     """
 
     tensors: Mapping[str, Pair]
@@ -158,7 +158,7 @@ class Ranges:
         return digest_of({"method": self.method, "tensors": tensors})
 
     def reach(self, tensor: str) -> float | None:
-        """Largest magnitude that was seen of a tensor, clipped or not, or None where it was not measured."""
+        """The largest observed magnitude of a tensor, also if it is clipped; None if it was not measured."""
         value_range = self.sources[tensor].seen if tensor in self.sources else self.tensors.get(tensor)
         return None if value_range is None else max(abs(value_range[0]), abs(value_range[1]))
 
@@ -179,7 +179,7 @@ class Ranges:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Ranges":
-        """Read what `to_json` wrote. Raises DataError for anything else, a reversed or a non-finite range included."""
+        """Read the result of `to_json`. Raises DataError for anything else, also for a reversed or non-finite range."""
         try:
             document = decode(dict(data), _RangesDocument)
         except IntegrityError as error:
@@ -211,7 +211,7 @@ class _StoredRange:
 
 @dataclass(frozen=True)
 class _RangesDocument:
-    """What `Ranges.to_json` writes."""
+    """The document that `Ranges.to_json` writes."""
 
     format: int
     method: str

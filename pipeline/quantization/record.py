@@ -1,6 +1,6 @@
-"""The quantization record of one graph: which tensors were quantized and how well, and which not and why.
+"""The quantization record of one graph: its quantized tensors with their SQNR, and the nodes in float with the reason.
 
-It is read from the Q/DQ nodes of the graph that was written (scales, formats, readers), not from what was asked for.
+The record is read from the Q/DQ nodes of the written graph (scales, formats, readers), not from the request.
 """
 
 import math
@@ -29,18 +29,18 @@ from pipeline.quantization.statistics.observations import Observations, TensorSt
 FORMAT = 1
 # Number of activations (lowest SQNR first) with a stored histogram, and its number of bins.
 PICTURES, BINS = 6, 60
-# Operators that move or convert values and keep their distribution: a pair after one belongs to the tensor before it.
+# Operators that keep the distribution of values: a Q/DQ pair after such a node belongs to the tensor before it.
 _TRANSPARENT = ("Cast", "SpaceToDepth", "DepthToSpace", "Reshape", "Transpose", "Identity")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a record is made from, beside the written graph.
+    """The inputs of a record, besides the written graph.
 
-    model: the float model that was written; weights are compared with its own.  ranges: that the graph was given.
-    seen: what calibration saw.  smoothed, choice, weight_db: of a search, if there was one: what its smoothed
-    activations hold, its frontier, and the SQNR of each node's rounded weight.
-    weight_levels: the largest magnitude of int8 weights (`QuantizationScheme`).  share: as `QuantizationRecord`'s.
+    model: the float model that was quantized; rounded weights are compared with its weights.  ranges: of the graph.
+    seen: the observations of calibration.  smoothed, choice, weight_db: of a search, if any: the statistics of its
+    smoothed activations, its frontier, and the SQNR of each node's rounded weight.
+    weight_levels: the largest magnitude of int8 weights (`QuantizationScheme`).  share: as in `QuantizationRecord`.
     """
 
     model: ModelProto
@@ -54,7 +54,7 @@ class Evidence:
 
 
 def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) -> QuantizationRecord:
-    """The record of a graph. notes: what was quantized when it was written."""
+    """The record of a written graph. notes: on its quantization."""
     graph = prepare_model(evidence.model)
     pairs = list(_PairReader(written).find_pairs())
     activations = [_describe_activation(pair, evidence) for pair in pairs if not pair.weight]
@@ -75,7 +75,7 @@ def record(written: ModelProto, notes: QuantizationNotes, evidence: Evidence) ->
 
 
 def _sort_worst_first(tensors: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
-    """The tensors by rising SQNR; those without loss, and those that were not measured, come last."""
+    """The tensors by rising SQNR; tensors without loss or without a measurement are last."""
     return sorted(tensors, key=lambda tensor: (tensor.sqnr_db is None, tensor.sqnr_db or 0.0, tensor.name))
 
 
@@ -83,8 +83,8 @@ def _sort_worst_first(tensors: Sequence[QuantizedTensor]) -> list[QuantizedTenso
 class _QdqPair:
     """A DequantizeLinear of 8 bits, with its QuantizeLinear or its stored values.
 
-    names: of the tensor, the likeliest first: insertion may rename what it rounds.  weight: whether it is a constant.
-    element_type: ONNX's.  scales, zero_point: of one tensor, or per channel along `axis`.
+    names: of the tensor, the likeliest first: insertion may rename a tensor.  weight: whether the tensor is a constant.
+    element_type: ONNX's.  scales, zero_point: of the tensor, or per channel along `axis`.
     readers: names of the nodes that compute with the result.
     """
 
@@ -103,7 +103,7 @@ class _QdqPair:
 
 
 class _PairReader:
-    """Finds the pairs of a graph."""
+    """Finds the Q/DQ pairs of a graph."""
 
     def __init__(self, model: ModelProto) -> None:
         self.nodes = model.graph.node
@@ -122,10 +122,10 @@ class _PairReader:
             scales, zero = self._constant(node, 1), self._constant(node, 2)
             if element_type not in NAMES or scales is None:
                 continue
-            *_, source = self._before(node.input[0])  # bytes may be moved between the two nodes of a pair
+            *_, source = self._before(node.input[0])  # the two nodes of a pair may have moving nodes between them
             producer = self.makers.get(source)
             if producer is not None and producer.domain == "trt":
-                continue  # the scales of blocks, which are made at run time
+                continue  # the scales of blocks, which are computed at run time
             source_name = producer.input[0] if producer is not None else source
             yield _QdqPair(
                 names=tuple(dict.fromkeys([node.output[0], *self._before(source_name)])),
@@ -142,7 +142,7 @@ class _PairReader:
         return None if initializer is None else to_array(initializer).astype(np.float64)
 
     def _before(self, tensor: str) -> Iterator[str]:
-        """A tensor, and those that it is a moved or converted copy of."""
+        """A tensor, and the tensors of which it is a moved or converted copy."""
         yield tensor
         while (producer := self.makers.get(tensor)) is not None and producer.op_type in _TRANSPARENT:
             tensor = producer.input[0]
@@ -176,7 +176,7 @@ def _describe_activation(pair: _QdqPair, evidence: Evidence) -> QuantizedTensor:
 
 
 def _add_histograms(activations: Sequence[QuantizedTensor], evidence: Evidence) -> Iterator[QuantizedTensor]:
-    """The activations, the worst with histograms over all that was seen and all that the format holds."""
+    """The activations; the worst have histograms over the observed values and the range of the format."""
     worst_names = [tensor.name for tensor in _sort_worst_first(activations) if tensor.sqnr_db is not None][:PICTURES]
     for tensor in activations:
         observation = evidence.smoothed.get(tensor.name) or evidence.seen.tensors.get(tensor.name)
@@ -193,7 +193,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
     nodes = {node.name: node for node in graph.graph.node}
     for pair in pairs:
         if any(name in initializers and initializers[name].data_type in NAMES for name in pair.names):
-            continue  # the model came with it stored so
+            continue  # the source model already stores it quantized
         readers = [nodes[name] for name in pair.readers if name in nodes and len(nodes[name].input) > 1]
         float_weight = initializers.get(readers[0].input[1]) if readers else None
         if float_weight is None or float_weight.data_type != TensorProto.FLOAT:
@@ -204,7 +204,7 @@ def _describe_weights(graph: ModelProto, pairs: Sequence[_QdqPair], evidence: Ev
         span: Span = Levels.of(pair.element_type, largest).span
         if pair.format == "int8":
             span = (-evidence.weight_levels * largest, evidence.weight_levels * largest)
-        # A search has rounded the weights of the float model, and measured the SQNR of that.
+        # The float model of a search has rounded weights, whose SQNR the search measured.
         searched_db = [evidence.weight_db[name] for name in pair.readers if name in evidence.weight_db]
         yield QuantizedTensor(
             float_weight.name,

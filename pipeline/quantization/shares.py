@@ -1,9 +1,9 @@
-"""What share of a model's multiplications with weights a narrow format does.
+"""The share of a model's multiplications with weights that is in a narrow format.
 
-An engine with less than a tenth (`ranges.LEAST_SHARE`) is refused. Only products by a constant count, or by a value
-that is computed from constants alone: of convolutions, matrices and recurrent layers, in the main graph and in the
-bodies of If (the larger branch), Loop and Scan (each iteration; one where their number is not known). Products of two
-activations count nowhere: no scheme here quantizes them.
+An engine with less than a tenth (`ranges.LEAST_SHARE`) is refused. Only products by a constant, or by a value that is
+computed from constants alone, count: of convolutions, matrices and recurrent layers, in the main graph and in the
+bodies of If (the larger branch), Loop and Scan (each iteration; one if their number is unknown). Products of two
+activations do not count: no scheme here quantizes them.
 """
 
 import math
@@ -40,11 +40,10 @@ def narrow_share(
     inputs: Mapping[str, Shape],
     elements: Mapping[str, float] | None = None,
 ) -> float | None:
-    """The share of the multiplications with weights that are narrow: those of the nodes called `node_names`, and those
-    that are narrow in the source model; None for a model without any.
+    """The share of the multiplications with weights that are narrow: those of the nodes `node_names`, and those that
+    are narrow in the source model; None for a model without such multiplications.
 
-    inputs: shapes of the inputs.  elements: of tensors, as samples had them on average; the others follow from
-    `inputs`.
+    inputs: shapes of the inputs.  elements: average size of tensors in samples; other sizes follow from `inputs`.
     """
     counts = count_multiplications(model, inputs, elements or {})
     total, narrow_nodes = sum(counts.values()), find_own_narrow(model.graph)
@@ -76,7 +75,7 @@ def find_own_narrow(graph: GraphProto) -> set[str]:
 def count_multiplications(
     model: ModelProto, inputs: Mapping[str, Shape], elements: Mapping[str, float]
 ) -> dict[str, float]:
-    """Multiplications with weights in a run, by node of the main graph; control flow has those of its bodies."""
+    """Multiplications with weights in a run, by node of the main graph; control flow counts those of its bodies."""
     inferred_shapes, initializers = _infer(model, inputs), constants(model.graph)
     graph = inferred_shapes.graph
     shapes = shapes_of(graph) | {name: tuple(tensor.dims) for name, tensor in initializers.items()}
@@ -95,7 +94,7 @@ def count_multiplications(
 
 
 def _infer(model: ModelProto, inputs: Mapping[str, Shape]) -> ModelProto:
-    """`infer_at`; of a model whose shapes contradict these sizes, with the shapes that it states."""
+    """The result of `infer_at`; the model itself, with its stated shapes, if they contradict these sizes."""
     try:
         return infer_at(model, inputs)
     except (shape_inference.InferenceError, ValueError):
@@ -103,7 +102,7 @@ def _infer(model: ModelProto, inputs: Mapping[str, Shape]) -> ModelProto:
 
 
 def _list_fixed(graph: GraphProto, names: Collection[str]) -> Iterator[str]:
-    """Names of a graph that depend on these names alone."""
+    """These names, and all names of a graph that depend on them alone."""
     fixed_names = set(names)
     yield from fixed_names
     for node in graph.node:
@@ -118,9 +117,9 @@ def _list_fixed(graph: GraphProto, names: Collection[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What a graph sees. model: that it is of.  kinds: element types.  fixed: names that depend on constants alone.
-    elements: of tensors, where measured; of others it is `scale` times what their shape says.  trips: integer constants
-    by name."""
+    """The tensors that a graph can read. model: of the graph.  kinds: element types.  fixed: names that depend on
+    constants alone.  elements: measured sizes of tensors; other sizes are `scale` times that of their shape.
+    trips: integer constants by name."""
 
     model: ModelProto
     shapes: Mapping[str, Shape]
@@ -131,7 +130,7 @@ class _Scope:
     trips: Mapping[str, int]
 
     def count(self, node: NodeProto) -> float:
-        """Multiplications with weights of a node in a run; 0 of one that does none."""
+        """The number of a node's multiplications with weights in a run."""
         if bodies := list_bodies(node):
             body_counts = [self._count_body(self._infer_loop(node, body)) for body in bodies]
             return max(body_counts) if node.op_type == "If" else self._iterations(node, bodies[0]) * sum(body_counts)
@@ -164,7 +163,7 @@ class _Scope:
         return (1.0 if value_count is None else value_count / max(width, 1)) * sum(map(math.prod, weight_shapes))
 
     def _values(self, name: str) -> float | None:
-        """Elements of a tensor in a run; None where they are not known."""
+        """The number of elements of a tensor in a run; None if it is unknown."""
         if name in self.elements:
             return self.elements[name]
         shape = self.shapes.get(name)
@@ -178,8 +177,8 @@ class _Scope:
         return sum(body_counter.count(node) for node in body.node)
 
     def _infer_loop(self, node: NodeProto, body: GraphProto) -> GraphProto:
-        """The body of a Loop with the shapes that its states begin with, which inference takes for open; another body
-        as it is."""
+        """The body of a Loop with the initial shapes of its states, which inference leaves open; any other body
+        unchanged."""
         if node.op_type != "Loop":
             return body
         graph = GraphProto()
@@ -197,7 +196,7 @@ class _Scope:
         return _infer(body_model, state_shapes).graph
 
     def _iterations(self, node: NodeProto, body: GraphProto) -> float:
-        """How often a Loop or a Scan runs its body: as its constant says, or the length of what it takes or gives."""
+        """The iterations of a Loop or a Scan: its constant, or the length of its scanned inputs or gathered outputs."""
         if node.op_type == "Loop" and node.input[0] in self.trips:
             return self.trips[node.input[0]]
         if node.op_type == "Scan":

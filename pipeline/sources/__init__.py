@@ -1,1 +1,1 @@
-"""Where a model comes from: a torch source, a .pt2 program or an ONNX file becomes canonical ONNX."""
+"""Sources of models: a torch source, a .pt2 program or an ONNX file becomes canonical ONNX."""

@@ -1,9 +1,9 @@
-"""The canonical form of an ONNX model: one that the checker accepts, with shapes inferred and the spec's names.
+"""The canonical form of an ONNX model: accepted by the checker, with inferred shapes and the spec's names.
 
-Local functions are inlined, and an If whose condition is known gives way to its branch; dead nodes, unused
-initializers, doc strings, metadata and stack traces are removed, and Identities of constants; constants are in name
-order, and as bytes; the inputs have the spec's shapes; the IR version is the oldest that the opset allows.
-Canonicalising twice changes nothing, and the same input gives the same bytes in every process.
+Local functions are inlined. An If whose condition is known is replaced by its branch. Dead nodes, unused initializers,
+Identities of constants, doc strings, metadata and stack traces are removed. Constants are in name order, as bytes. The
+inputs have the spec's shapes. The IR version is the oldest that the opset allows.
+A second canonicalisation changes nothing, and equal inputs give equal bytes in every process.
 """
 
 import re
@@ -27,19 +27,19 @@ from pipeline.sources.onnx_header import GraphHeader, HeaderTensor, wrong_inputs
 from pipeline.sources.onnx_model import OLDEST_IR_VERSION
 from pipeline.sources.walk import all_nodes, all_tensors, inline_functions
 
-# The memory that checking may take beside a few copies of the model. The largest of our examples takes 0.1 GiB.
+# The memory that checking may take besides a few copies of the model. The largest of our examples takes 0.1 GiB.
 _CHECKING_BYTES = 2 << 30
-# The default operator set of a model that uses none of its operators: what is made of it may.
+# The opset of a model without standard operators: graphs that are derived from the model may have some.
 _UNUSED_OPSET = 20
 _REFUSALS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ProtobufError, ValueError, RuntimeError)
 
 
 @contextmanager
 def limit_memory(extra_bytes: int) -> Iterator[None]:
-    """A context in which the process gets `extra_bytes` more memory than it has, and MemoryError beyond that.
+    """A context in which the process may allocate `extra_bytes` more memory; beyond this, MemoryError is raised.
 
-    A library may ask for any amount where a few bytes of input say so. The limit (RLIMIT_AS) holds for the whole
-    process, which should do nothing else meanwhile. It is set on Linux only.
+    A few bytes of input can make a library allocate any amount. The limit (RLIMIT_AS) holds for the whole process,
+    which should do nothing else meanwhile. It is set on Linux only.
     """
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     statm = Path("/proc/self/statm")
@@ -58,9 +58,9 @@ def limit_memory(extra_bytes: int) -> Iterator[None]:
 def canonical(
     model: onnx.ModelProto, inputs: Sequence[TensorSpec] = (), outputs: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """A model in canonical form; the argument is left as it is.
+    """A model in canonical form; the argument does not change.
 
-    inputs: the spec's, which the model's must match by name, dtype and rank, and from which order and dims are taken.
+    inputs: of the spec. The model's inputs must have equal names, dtypes and ranks, and get their order and dims.
     outputs: new names for the outputs, in order; an inner value with such a name gets another one.
     Raises ModelError for models that do not fit the spec, or that the ONNX checker or strict shape inference refuse.
     """
@@ -68,7 +68,7 @@ def canonical(
         graph_model = ir.from_proto(inline_functions(model))
         passed_inputs = {value: value.name for value in graph_model.graph.inputs if value.is_graph_output()}
         _tidy(graph_model)
-    # Raises ModelError where the outputs get no other names.
+    # An output that is also an input needs another name.
     for value, name in passed_inputs.items():
         if value.name != name and not outputs:
             raise ModelError(f"{name!r} is an input and an output; give the output another name in the spec's outputs")
@@ -84,20 +84,20 @@ def canonical(
 
 
 def _settle_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A canonical model without the Ifs whose condition is known; the same where there is none."""
+    """A canonical model without the Ifs whose condition is known; the same object if there are none."""
     with _convert_errors():
         new_model = fold_constant_ifs(model)
     if new_model is model:
         return model
     try:
         return canonical(new_model)
-    except ModelError:  # what a branch would do to these shapes: the If is right to be there
+    except ModelError:  # the branch is invalid for these shapes: the If stays
         return model
 
 
 @contextmanager
 def _convert_errors() -> Iterator[None]:
-    """Turn errors of onnx_ir into ModelError: it does not check its input, so a malformed one raises any of these."""
+    """Turn errors of onnx_ir into ModelError: onnx_ir does not check its input, so a malformed graph raises them."""
     try:
         yield
     except (*_REFUSALS, LookupError, TypeError, AttributeError) as error:
@@ -125,7 +125,7 @@ def _tidy(model: ir.Model) -> None:
         common.TopologicalSortPass()(model)
     except ValueError as error:
         raise ModelError(f"the ONNX graph has a cycle: {error}; export it again") from error
-    # Exporters write layers that share weights so, and quantizers and compilers would copy these for each Identity.
+    # Exporters write shared weights as Identities; quantizers and compilers would copy the weights for each Identity.
     for node in tuple(model.graph):
         if node.op_type != "Identity" or node.domain or node.outputs[0].is_graph_output():
             continue
@@ -159,7 +159,7 @@ def check_names(model_names: Iterable[str], spec_names: Iterable[str]) -> None:
 
 
 def _match(value: ir.Value, spec: TensorSpec) -> dict[str, int | str]:
-    """The spec's dims of an input by the model's names for them. Raises ModelError where dtype or shape differ."""
+    """The model's name of each dim of an input -> the spec's dim. Raises ModelError if dtype or shape differ."""
     try:
         dtype = "" if value.dtype is None else str(value.dtype.numpy().name)
     except TypeError:  # numpy has no such dtype
@@ -204,7 +204,7 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, in place, without anything that does not affect what it computes."""
+    """The model, in place, without parts that do not affect its results."""
     if not any(entry.domain in ("", "ai.onnx") for entry in model.opset_import):
         model.opset_import.add(domain="", version=_UNUSED_OPSET)
     opsets = sorted((entry.domain, entry.version) for entry in model.opset_import)
@@ -220,11 +220,11 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     main_graph, *bodies = walk_graphs(model.graph)
     for graph in (main_graph, *bodies):
         del graph.value_info[:]
-    for value in (value for body in bodies for value in body.output):  # exporters write wrong ones
+    for value in (value for body in bodies for value in body.output):  # exporters write wrong shapes
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     _forget_inferred_names(main_graph)
-    for node in all_nodes(model):  # onnx infers no shapes of it without these, its own default
+    for node in all_nodes(model):  # onnx infers its shapes only with explicit axes; these are the default
         if node.op_type == "MeanVarianceNormalization" and not node.attribute:
             node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
     for tensor in all_tensors(model):
@@ -233,7 +233,7 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _forget_inferred_names(graph: onnx.GraphProto) -> None:
-    """In place: leave output dims unnamed that shape inference named. It gives other names where some are there."""
+    """In place: remove the names of output dims that shape inference chose; they depend on names that exist already."""
     input_dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
     for dim in (dim for value in graph.output for dim in value.type.tensor_type.shape.dim):
         if re.fullmatch(r"unk__\d+", dim.dim_param) and dim.dim_param not in input_dims:
@@ -241,17 +241,17 @@ def _forget_inferred_names(graph: onnx.GraphProto) -> None:
 
 
 def _as_bytes(tensor: onnx.TensorProto) -> None:
-    """Hold numbers as bytes, in place, as most exporters store them, and not in lists by type."""
+    """Store numbers as bytes, in place, as most exporters do, and not in typed lists."""
     if not (tensor.HasField("raw_data") or is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING):
         tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
 
 
 def _check(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with shapes inferred, in place. Raises ModelError where that or the checker fails or lacks memory."""
+    """The model with inferred shapes, in place. Raises ModelError if inference or the checker fails or lacks memory."""
     check_lengths(model)
     light_model = without_weights(model)
     try:
-        # Inference computes the values of small tensors too, which a Range or a row of Concats makes large.
+        # Inference also computes the values of small tensors; a Range or a chain of Concats can make them large.
         with limit_memory(_CHECKING_BYTES + 8 * light_model.ByteSize()):
             shaped_model = _infer(light_model)
             for value in shaped_model.graph.output:
@@ -275,12 +275,12 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with shapes inferred. A shape that it states of an output, and that is wrong, gives way to the inferred
-    one, as in onnxruntime. Raises InferenceError."""
+    """The model with inferred shapes. They replace wrong shapes that the model states for outputs, as in onnxruntime.
+    Raises InferenceError."""
     infer = partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=True)
     with suppress(onnx.shape_inference.InferenceError):
         return infer(model, data_prop=True)
-    with suppress(onnx.shape_inference.InferenceError):  # computing values fails where two longer lists are added
+    with suppress(onnx.shape_inference.InferenceError):  # computing values fails if two longer lists are added
         return infer(model)
     bare_model = onnx.ModelProto()
     bare_model.CopyFrom(model)

@@ -1,7 +1,7 @@
-"""An If whose condition follows from constants and known shapes gives way to the branch that is taken.
+"""Replaces an If by the branch that it takes, if its condition follows from constants and known shapes.
 
-Exporters write such conditions where a program asked for a rank or a size: `squeeze` of an axis only if it is 1. No
-compiler here enters control flow to cast, quantize or fuse, and what a branch computes would stay in float.
+Exporters write such conditions where a program tests a rank or a size: `squeeze` of an axis only if it is 1. No
+compiler here casts, quantizes or fuses nodes inside control flow; a branch would stay in float.
 """
 
 import math
@@ -15,12 +15,12 @@ from onnx_ir.passes import common
 from builders.onnx_graphs.bodies import walk_nodes
 from enginesmith.arrays import Array
 
-# A dim that is not known is masked.
+# Unknown dims are masked.
 _Known = np.ma.MaskedArray
-# Larger constants are no shapes, and decide nothing.
+# Larger constants are not shapes, and are not evaluated.
 _LARGEST = 256
 _DEEPEST = 64
-# Operators that take sizes, pads or axes, and the first input that is one.
+# Operators that take sizes, pads or axes -> index of the first such input.
 _TAKE_SIZES = {"ConstantOfShape": 0, "Expand": 1, "Pad": 1, "Reshape": 1, "Slice": 1, "Tile": 1}
 _COMPARING: Mapping[str, Callable[..., _Known]] = {
     "Add": np.ma.add,
@@ -38,9 +38,9 @@ _COMPARING: Mapping[str, Callable[..., _Known]] = {
 
 
 def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the Ifs whose condition is known; the same object where there is none.
+    """The model without the Ifs whose condition is known; the same object if there are none.
 
-    What one branch settles can settle the next condition, so that shapes are inferred again after each round.
+    An inlined branch can make another condition known, so shapes are inferred again after each round.
     """
     current_model = model
     while any(node.op_type == "If" for node in walk_nodes(current_model.graph)):
@@ -57,9 +57,9 @@ def fold_constant_ifs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _settle_sizes(graph: ir.Graph) -> int:
-    """Give the nodes of a graph constants for the sizes, pads and axes that they compute, in place; how many.
+    """Replace computed sizes, pads and axes of a graph's nodes by constants, in place; return their number.
 
-    Shape inference does not evaluate what exporters compute pads with, and then knows no size behind them.
+    Shape inference does not evaluate the nodes with which exporters compute pads; sizes behind pads stay unknown.
     """
     settled_count = 0
     for node in [node for node in graph if node.op_type in _TAKE_SIZES and node.domain == ""]:
@@ -80,10 +80,10 @@ def _settle_sizes(graph: ir.Graph) -> int:
 
 
 def _fold(graph: ir.Graph) -> int:
-    """Inline the taken branches of the Ifs of a graph whose condition is known, in place; how many.
+    """Inline the taken branches of a graph's Ifs with known conditions, in place; return their number.
 
-    Ifs inside other nodes stay: a branch that is never taken can be wrong for the sizes of the model's inputs, and a
-    runtime that found its ranks settled would refuse the model.
+    Ifs inside other nodes stay: a branch that never runs can be invalid for the sizes of the model's inputs, and a
+    runtime that knows its ranks would refuse the model.
     """
     count = 0
     for node in [node for node in graph if node.op_type == "If" and node.domain == ""]:
@@ -96,7 +96,7 @@ def _fold(graph: ir.Graph) -> int:
 
 
 def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
-    """Put the nodes of a branch in the place of its If."""
+    """Replace an If by the nodes of one of its branches, in place."""
     results = list(branch.outputs)
     branch.outputs[:] = []
     for value in list(branch.initializers.values()):
@@ -109,7 +109,7 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
     graph.insert_before(node, nodes)
     branch_inputs, node_copies = list[ir.Value](), list[ir.Node]()
     for value in results:
-        if value.producer() not in nodes or value in branch_inputs:  # captured from outside, a constant, or given twice
+        if value.producer() not in nodes or value in branch_inputs:  # captured, a constant, or returned twice
             node_copies.append(ir.node("Identity", [value]))
             value = node_copies[-1].outputs[0]
         branch_inputs.append(value)
@@ -117,7 +117,7 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
 
 
 def _evaluate(value: ir.Value, depth_left: int) -> _Known | None:
-    """The value of a small tensor, unknown dims masked, where it follows from constants and shapes; else None."""
+    """The value of a small tensor, with unknown dims masked; None if it does not follow from constants and shapes."""
     constant = ir.convenience.get_const_tensor(value)
     if constant is not None:
         return np.ma.asarray(constant.numpy()) if math.prod(constant.shape.numpy()) <= _LARGEST else None
@@ -139,12 +139,12 @@ def _evaluate(value: ir.Value, depth_left: int) -> _Known | None:
         if node.op_type in _COMPARING:
             return np.ma.asarray(_COMPARING[node.op_type](*operand_values))
         return _MOVES[node.op_type](node, operand_values)
-    except (IndexError, TypeError, ValueError):  # a malformed node, of which the checker speaks
+    except (IndexError, TypeError, ValueError):  # a malformed node; the checker reports it
         return None
 
 
 def _dims(value: ir.Value, depth_left: int) -> _Known | None:
-    """The dims of a tensor, those that are not known masked; None where its rank is not known."""
+    """The dims of a tensor, with unknown ones masked; None if its rank is unknown."""
     if value.shape is None:
         array = _evaluate(value, depth_left - 1)
         return None if array is None else np.ma.asarray(np.array(array.shape, np.int64))
@@ -201,7 +201,7 @@ def _transpose(node: ir.Node, operands: Sequence[_Known]) -> _Known:
 
 
 def _whole(operand: _Known) -> Array:
-    """The numbers, all of which are known. Raises ValueError where one is not."""
+    """The numbers of an operand. Raises ValueError if one is unknown."""
     if np.ma.is_masked(operand):
         raise ValueError("a number is not known")
     return np.asarray(operand.data)

@@ -1,9 +1,9 @@
-"""Exports a source: one canonical ONNX model, a golden set of what the source computes, and checks that the two agree.
+"""Exports a source as a canonical ONNX model and a golden set of the source's outputs, and checks that both agree.
 
 The source is a PyTorch entry point, a `.pt2` program or an ONNX file. Expected outputs come from the source itself:
-PyTorch run eagerly, or the ONNX file as it was given, on onnxruntime without optimisation. They are computed for the
-golden inputs and at every edge of the dims' buckets. The user's code (a `.pt2` can hold pickles, which are code too)
-runs in a process of its own (`user_process`).
+PyTorch run eagerly, or the original ONNX file on onnxruntime without optimisation. They are computed for the golden
+inputs and at every edge of the dims' buckets. The user's code (a `.pt2` can contain pickles, which are code, too) runs
+in a separate process (`user_process`).
 """
 
 import re
@@ -45,19 +45,19 @@ from validation.golden.golden_set import GoldenSequences, GoldenSet, freeze
 from validation.limits.budget import budgets
 from validation.metrics.tally import Along
 
-# Groups of random inputs where no golden data is given, and their seed.
+# The number of groups of random inputs if no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
-# Why nothing can be proven on some inputs, which is no fault of the export.
+# The note on inputs for which the source itself returns NaN, which is no fault of the export.
 _OWN_NAN = "the model itself answers NaN there: give golden.data whose first values it answers, or narrow the dims"
-# An IR version that every onnxruntime from 1.30 on reads, as older ones.
+# Every onnxruntime from 1.30 on reads this IR version and older ones.
 READ_IR_VERSION = 10
-# The file that a torch source is translated into.
+# The file to which a torch source is exported.
 CAPTURED = "captured.onnx"
-# Operators whose results have as many entries as values ask for; those with bodies (If, Loop) may have such in them.
+# Operators whose result sizes depend on values. Operators with bodies (If, Loop) may contain such operators.
 _SIZED_BY_VALUES = frozenset(
     ("NonZero", "Compress", "Unique", "NonMaxSuppression", "ImageDecoder", "StringNormalizer", "StringSplit")
 )
-# Operators whose inputs from this number on give the size of the result.
+# Operator -> index of the first of its inputs that determine the size of the result.
 _FIRST_SIZE_INPUT = {
     **dict.fromkeys(("Range", "ConstantOfShape", "MelWeightMatrix"), 0),
     **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), 0),
@@ -68,7 +68,7 @@ _FIRST_SIZE_INPUT = {
     "ReduceSumSquare": 1,
     "MaxUnpool": 2,
 }
-# Of operators in other domains nobody knows what gives the size: none of their results gets a fixed one.
+# For operators in other domains, the rule for the size is unknown: none of their results gets a fixed size.
 _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
@@ -76,8 +76,8 @@ _KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 class ExportResult:
     """The files of an export, and the checks of the ONNX model against its source.
 
-    notes: for people, such as that golden inputs are random.  answers: a file of what the ONNX model answers to the
-    golden set; None where that is large (`RecordedSession.save`).  free_running: of a model with state, the drift along
+    notes: for people, such as that golden inputs are random.  answers: a file of the ONNX model's outputs for the
+    golden set; None if they are large (`RecordedSession.save`).  free_running: of a model with state, the drift along
     sequences.
     """
 
@@ -93,9 +93,9 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class _Source:
-    """An open source. model: gives it as ONNX, not yet canonical.  outputs: their names.  run: runs the original.
+    """An open source. model: returns the ONNX model, not yet canonical.  outputs: names.  run: runs the original.
 
-    notes: for people.  libraries: with its operators, beside the exported model.
+    notes: for people.  libraries: with the model's operators, beside the exported model.
     """
 
     model: Callable[[], onnx.ModelProto]
@@ -117,10 +117,10 @@ def export(
 ) -> ExportResult:
     """Write `model.onnx` and `golden.safetensors` into `workdir`, and compare the model with its source.
 
-    samples: golden inputs; None takes seeded random ones.  labels: their true answers, for the golden set.
-    limits: of a spec, in place of documented ones.  known_model: the canonical one, if this source was exported before
-    and only the golden set is new.  order: of a model with state, for each sample which sequence it is a step of; None
-    where all are of one.  steps: which samples are one step; None where each is. A failed check is a value, not an
+    samples: golden inputs; None: seeded random ones.  labels: their true answers, for the golden set.
+    limits: of a spec, in place of documented ones.  known_model: the canonical model, if this source was exported
+    before and only the golden set is new.  order: of a model with state, the number of each sample's sequence; None:
+    all are in one.  steps: the samples of each step; None: each sample is a step. A failed check is a value, not an
     error.
 
     request: the source, and the form of its model.
@@ -180,7 +180,7 @@ def _note_nan(checks: Sequence[Check], golden: GoldenSet) -> Iterator[Check]:
 
 
 def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
-    """The notes for people on a golden set. random: whether its inputs are."""
+    """The notes for people on a golden set. random: whether its inputs are random."""
     if random:
         yield (
             f"no golden data: {RANDOM_GROUPS} groups of random inputs stand in (seed {RANDOM_SEED}; floats standard "
@@ -197,8 +197,8 @@ def _with_states(
     order: tuple[Array | None, Steps | None],
     labels: Array | None,
 ) -> tuple[list[dict[str, Array]], GoldenSequences, Array | None]:
-    """The golden inputs of a model with state, in groups, with the labels in their order. samples: or random groups.
-    order: `order` and `steps` of `export`."""
+    """The golden inputs of a model with state, in groups; its sequences; the labels in the order of the groups.
+    samples: or random groups.  order: `order` and `steps` of `export`."""
     state_model = StateModel(source.run, request.inputs, request.dims, request.states, order[1])
     if not isinstance(samples, Samples):
         groups = state_model.complete_random(samples)
@@ -210,8 +210,8 @@ def _with_states(
 def write_model(
     request: ExportRequest, path: Path, workdir: Path, known_model: Path | None = None
 ) -> Iterator[_Source]:
-    """Write the canonical ONNX model of a source to `path`, or move `known_model` there. In the context the source is
-    open.
+    """Write the canonical ONNX model of a source to `path`, or move `known_model` there. The source is open in the
+    context.
 
     Raises ModelError for a source that cannot be exported.
     """
@@ -229,13 +229,13 @@ def write_model(
 
 
 def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Tensors], Tensors]) -> None:
-    """In place: name axes of outputs whose dim shape inference does not know, as behind a Resize, by the dim whose size
-    they have in every run of the source on random inputs, or give them their size if it is the same in every run. All
-    dims are at min, one at a time at its next size (sizes that are rounded differ there), its opt and its max, and then
-    all at max.
+    """In place: name output axes that shape inference does not know, as behind a Resize. The source runs on random
+    inputs. An axis is named by the dim whose size it has in every run; if its size is the same in every run, the axis
+    gets that size. All dims are at min, one at a time at its next size (where rounded sizes differ), its opt and its
+    max, and then all at max.
 
-    An output whose size may depend on values (`_SIZED_BY_VALUES`) stays as it is, and one behind custom operators gets
-    no fixed size; a dim with a failed run names no axis, and then no axis gets a fixed size.
+    An output whose size may depend on values (`_SIZED_BY_VALUES`) does not change. An output behind custom operators
+    gets no fixed size. A dim with a failed run names no axis, and then no axis gets a fixed size.
     """
     open_axes = list(_find_open_axes(model.graph, {dim.name for dim in request.dims}))
     if not open_axes:
@@ -249,7 +249,7 @@ def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Te
         trial_dims = [replace(dim, opt=sizes[dim.name]) for dim in request.dims]
         try:
             outputs = run(next(random_groups(request.inputs, trial_dims, tables)))
-        except (ModelError, MemoryError):  # of the last, the golden set's edges say more
+        except (ModelError, MemoryError):  # the golden set's edges report a MemoryError
             matches = [names - trial.keys() if trial in trials else names for names in matches]
             for axis_sizes in seen_sizes:
                 axis_sizes.add(())
@@ -269,7 +269,7 @@ def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Te
 def _find_open_axes(
     graph: onnx.GraphProto, dim_names: Collection[str]
 ) -> Iterator[tuple[str, int, onnx.TensorShapeProto.Dimension]]:
-    """Each axis of an output that has neither a size nor dims of the request, and whose size depends on no values."""
+    """(output, axis, dim) of each axis without a size and dims of the request, if no values determine its size."""
     for value in graph.output:
         axes = [
             (value.name, axis, size)
@@ -295,9 +295,9 @@ def _is_sized_by_values(graph: onnx.GraphProto, name: str) -> bool:
 
 @contextmanager
 def _torch_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
-    """A source of kind 'torch' or 'pt2', captured in a process of its own.
+    """A source of kind 'torch' or 'pt2', captured in a separate process.
 
-    Raises ModelError naming the user's file and line, and StepError when the user's code ends its process.
+    Raises ModelError with the user's file and line, and StepError if the user's code ends its process.
     """
     field_names = {field.name for field in fields(TorchProgram)}
     task = Task(TorchProgram(**{name: value for name, value in vars(request).items() if name in field_names}))
@@ -344,7 +344,7 @@ def _onnx_source(request: ExportRequest, workdir: Path) -> Iterator[_Source]:
 
 
 def _is_as_given(model: onnx.ModelProto, path: Path) -> bool:
-    """Whether running the file `path` is running the model that was read from it."""
+    """Whether the file `path` equals the model that was read from it, and can be run in its place."""
     if list_weight_files(path):
         return False
     light_model = without_weights(load_outline(path, lists=True))
@@ -354,7 +354,7 @@ def _is_as_given(model: onnx.ModelProto, path: Path) -> bool:
 
 
 def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple[str, ...]:
-    """In place: keep the named outputs of the model, in that order, and drop the others; their names. None keeps all.
+    """In place: keep only the named outputs of the model, in that order; return their names. None keeps all.
 
     Raises ModelError for a name that the model does not have.
     """
@@ -369,11 +369,11 @@ def choose_outputs(model: onnx.ModelProto, names: Sequence[str] | None) -> tuple
 def random_groups(
     specs: Sequence[TensorSpec], dims: Sequence[Dim], tables: Mapping[str, int]
 ) -> Iterator[dict[str, Array]]:
-    """Seeded random inputs at the dims' opt: standard normal floats, places in the input's table, else integers
+    """Seeded random inputs at the dims' opt: standard normal floats, indices into the input's table, other integers
     and booleans 0 or 1.
 
-    The first of these along the last axis is 1, so that a mask leaves something of each row.
-    tables: by input, the rows of the table that it selects from.
+    The first of the latter along the last axis is 1, so that a mask keeps a part of each row.
+    tables: by input, the number of rows of the table that it indexes.
     """
     generator = np.random.default_rng(RANDOM_SEED)
     sizes = {dim.name: dim.opt for dim in dims}
@@ -383,7 +383,7 @@ def random_groups(
             shape, kind = spec.at(sizes), np.dtype(spec.dtype).kind
             row_count = min(tables.get(spec.name, 2), np.iinfo(spec.dtype).max) if kind in "iu" else 2
             random_values = generator.standard_normal(shape) if kind == "f" else generator.integers(0, row_count, shape)
-            array = np.asarray(random_values, spec.dtype)  # for a shape of no axes numpy draws a number
+            array = np.asarray(random_values, spec.dtype)  # for a shape without axes, numpy returns a number
             if array.ndim and kind in "iub" and spec.name not in tables:
                 array[..., :1] = 1
             group[spec.name] = array

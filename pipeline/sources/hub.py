@@ -20,9 +20,9 @@ from enginesmith.core.errors import InputError, IntegrityError, ModelError, Unav
 from enginesmith.core.names import inside
 from enginesmith.registry.store.files import make_folder, reachable, start_atomic_write
 
-# In a spec's folder, of the files of all repositories.
+# The folder, in a spec's folder, for the files of all repositories.
 FOLDER = ".hub"
-# Of ONNX messages, the fields that lead to tensors (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+# The fields of ONNX messages that lead to tensors (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 _TENSOR, _NODE, _GRAPH, _SPARSE, _FUNCTION, _ATTRIBUTE, _MODEL = range(7)
 _INNER = {
     _MODEL: {7: _GRAPH, 25: _FUNCTION},
@@ -69,11 +69,11 @@ def find_cached(path: Path) -> HubFile | None:
 
 
 def fetch(hub_file: HubFile, folder: Path) -> None:
-    """Put a file, and the external data files of an ONNX file, into the folder of a spec, the file itself last; does
-    nothing where it is there.
+    """Put a file into the folder of a spec, after the external data files of an ONNX file. Do nothing if the file
+    exists.
 
-    Raises InputError for what the Hub does not have or does not give, ModelError for an invalid ONNX file or one whose
-    data lies elsewhere, IntegrityError for a damaged cache, and UnavailableError.
+    Raises InputError for a file that the Hub does not have or refuses, ModelError for an invalid ONNX file or one with
+    external data outside of its folder, IntegrityError for a damaged cache, and UnavailableError.
     """
     if (folder / hub_file.path).is_file():
         return
@@ -95,7 +95,7 @@ def _beside(hub_file: HubFile, name: str) -> str:
 
 
 def list_locations(path: Path) -> list[str]:
-    """The names of the files that an ONNX file keeps tensors in, sorted; none is opened. Raises ModelError."""
+    """The sorted names of an ONNX file's external data files; none is opened. Raises ModelError."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return sorted(set(_locations(data, _MODEL, Field(0, 0, 0, len(data)))))
@@ -115,7 +115,7 @@ def _locations(data: mmap.mmap, kind: int, parent: Field) -> Iterator[str]:
 
 
 def _download(hub_file: HubFile) -> Path:
-    """The file in the cache of huggingface_hub, with the content that its name there promises. Raises as `fetch`."""
+    """The file in huggingface_hub's cache; its content matches the digest in its name there. Raises as `fetch`."""
     from huggingface_hub import errors, hf_hub_download
 
     try:
@@ -167,7 +167,7 @@ def _check(hub_file: HubFile, path: Path) -> None:
 
 
 def _place(cache_path: Path, path: Path) -> None:
-    """A file of the cache under a second name, or copied where that is not possible; whole or not at all."""
+    """Hard-link a file of the cache to a path, or copy it if links are not possible; never leaves a partial file."""
     with reachable(f"writing {path}"):
         make_folder(path.parent)
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Measures the noise floor of an exported model in a process of its own, whose time and memory are bounded.
+"""Measures the noise floor of an exported model in a separate process with limited time and memory.
 
 The evaluator in float64 runs some operators element by element in Python (a tree ensemble took 527 s and 6.9 GB).
 Limits follow from the measured noise; without it the documented limits apply, so no export fails because of it.
@@ -22,8 +22,8 @@ from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 from validation.limits.noise_floor import MOST_CASES, DoubleSession, Noise, noise_floor
 
-# Bounds of the process: seconds, and MiB besides those that the weights take (`WEIGHTS` times the model's file: as it
-# is read, in float64, and in the session in float32).
+# Limits of the process: seconds; MiB without weights; memory of the weights, as a multiple of the model's file (weights
+# as read, in float64, and in float32 in the session).
 MOST_S, BASE_MIB, WEIGHTS = 60.0, 1536, 8
 
 
@@ -35,7 +35,7 @@ class MeasureNoise:
     cases: Path
 
     def run(self, context: WorkerContext) -> Noise:  # noqa: ARG002 - the protocol's
-        """The noise floor; without floors and with the reason where the model cannot be run in float64."""
+        """The noise floor; only the reason if the model cannot be run in float64."""
         from builders.reference import ReferenceSession, threads_for
 
         try:
@@ -63,9 +63,9 @@ def measure_noise(
     workdir: Path,
     start: Start = spawn,
 ) -> Noise:
-    """The noise floor of a model's outputs on batches of the least size, because a larger one repeats them. Of the
-    edges, the smallest and the largest are measured, which bound the loss at all sizes. Where it cannot be measured
-    within `MOST_S` and the memory, the result says why. start: starts the process.
+    """The noise floor of a model's outputs on batches of the least size, because larger batches repeat them. Of the
+    edge cases, the smallest and the largest are measured; they bound the loss at all sizes. If `MOST_S` or the memory
+    does not suffice, the result has the reason. start: starts the process.
     """
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")
@@ -99,7 +99,7 @@ def _why_ended(error: StepError, limits: ProcessLimits) -> str:
 
 
 def noise_memory_mib(model: Path) -> int:
-    """MiB that the run in float64 may hold: `BASE_MIB`, and `WEIGHTS` times the model's file."""
+    """The memory limit of the float64 run in MiB: `BASE_MIB`, and `WEIGHTS` times the model's file."""
     return BASE_MIB + WEIGHTS * (model.stat().st_size >> 20)
 
 

@@ -1,4 +1,4 @@
-"""The header of an ONNX file, and inputs that a spec fixes."""
+"""The header of an ONNX file, and inputs that a spec makes constant."""
 
 import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from enginesmith.core.types import Scalar, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-# Parsing a file takes time and memory with its size; here what is not wanted is skipped (`builders.onnx_graphs.wire`).
+# Time and memory of parsing grow with the file. The reader here skips everything else (`builders.onnx_graphs.wire`).
 
 _GRAPH, _INITIALIZER, _INPUT, _OUTPUT = 7, 5, 11, 12  # of ModelProto, and of GraphProto
 _TENSOR_NAME = 8
@@ -26,8 +26,8 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class HeaderTensor:
-    """An input or output of a graph. dtype: '' where it is no tensor.  shape: a name that says nothing is '?'; None:
-    unknown."""
+    """An input or output of a graph. dtype: '' if it is no tensor.  shape: an unknown size is '?'; None: unknown
+    rank."""
 
     name: str
     dtype: str
@@ -36,7 +36,7 @@ class HeaderTensor:
 
 @dataclass(frozen=True)
 class GraphHeader:
-    """The inputs of a graph without those of initializers, and its outputs; each in order."""
+    """The inputs of a graph that are not initializers, and its outputs, in order."""
 
     inputs: tuple[HeaderTensor, ...]
     gives: tuple[HeaderTensor, ...]
@@ -74,7 +74,7 @@ def read_header(path: Path) -> GraphHeader:
 
 
 def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, str]]:
-    """The inputs of a spec that do not fit the model: (name of the input, reason). '' stands for a missing one.
+    """The inputs of a spec that do not fit the model: (name of the input, reason). '' is for a missing input.
     `canonical` reads the whole model and decides by the same rules.
     """
     model_inputs = {tensor.name: tensor for tensor in header.inputs}
@@ -107,7 +107,7 @@ def _fits(model_shape: Sequence[int | str], spec_shape: Sequence[int | str]) -> 
 
 
 def can_be_equal(shape: Sequence[int | str], other: Sequence[int | str]) -> bool:
-    """Whether two shapes have one rank and no sizes that differ; a name stands for any size."""
+    """Whether two shapes have the same rank and no different sizes; a name matches any size."""
     return len(shape) == len(other) and all(
         size == other_size or isinstance(size, str) or isinstance(other_size, str)
         for size, other_size in zip(shape, other, strict=True)
@@ -132,7 +132,7 @@ def _read_tensor(data: mmap.mmap, value: Field) -> HeaderTensor:
 
 
 def _read_dim(data: mmap.mmap, dim: Field) -> int | str:
-    """dim_value = 1, dim_param = 2. Unknown are the sizes that `onnx_model.load_onnx` takes for unknown."""
+    """A Dimension: dim_value = 1, dim_param = 2. '?' for sizes that `onnx_model.load_onnx` treats as unknown."""
     size: int | str = "?"
     for field in fields(data, dim.begin, dim.end):
         if field.number == 1:
@@ -145,9 +145,9 @@ def _read_dim(data: mmap.mmap, dim: Field) -> int | str:
 
 # Values that a spec gives to inputs of an ONNX model (`source.arguments`): the inputs become constants.
 #
-# A model may hold a network for each value of an input, chosen by an If, such as a sample rate. While that is an input,
-# no compiler enters the branches to quantize, cast or fuse; with a constant in its place the If gives way to one of
-# them (`constant_ifs`). The golden set is computed with the same constant.
+# A model may contain a network for each value of an input, such as a sample rate, and choose one by an If. No compiler
+# quantizes, casts or fuses nodes in the branches. If the input is a constant, the chosen branch replaces the If
+# (`constant_ifs`). The golden set is computed with the same constant.
 
 
 def wrong_arguments(inputs: Iterable[HeaderTensor], arguments: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
@@ -174,7 +174,7 @@ def _why_unfit(tensor: HeaderTensor, value: Scalar) -> str | None:
 
 
 def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> None:
-    """Make constants of the inputs that have a value here, in place. Raises ModelError for one that does not fit."""
+    """Replace inputs by their values in `arguments`, in place. Raises ModelError for a value that does not fit."""
     if not arguments:
         return
     import numpy as np

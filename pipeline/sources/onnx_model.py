@@ -40,7 +40,7 @@ External = tuple[onnx.TensorProto, Path, int, int]
 
 
 def inside(path: Path, folder: Path, folder_text: str) -> Path:
-    """The path, if it is a file in `folder` with links followed; else ModelError. folder_text: names the folder."""
+    """The path of a file in `folder`, with links followed. Raises ModelError for others. folder_text: for messages."""
     try:
         is_inside, is_file = path.resolve().is_relative_to(folder.resolve()), path.is_file()
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL inside, links in a circle
@@ -75,8 +75,8 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
 
 
 def check_places(external: Sequence[External], path: Path) -> None:
-    """Raise ModelError where tensors overlap, so that their shards would be larger than the files, or where a tensor's
-    bytes are not as many as its shape says."""
+    """Raise ModelError if tensors overlap, because their shards would be larger than the files, or if a tensor's length
+    in bytes does not fit its shape."""
     regions = {(file.resolve(), offset, length) for _, file, offset, length in external}
     file_bytes = sum(file.stat().st_size for file in {file for file, *_ in regions})
     if sum(length for *_, length in regions) > file_bytes:
@@ -86,16 +86,16 @@ def check_places(external: Sequence[External], path: Path) -> None:
             raise ModelError(f"{path}: {wrong_length(tensor)}")
 
 
-# External data, which are tensors' bytes in other files, must lie in the model's folder. Weights with NaN or infinities
-# are refused by name, because otherwise the first sample that shows them is blamed. Of models whose weights take more
-# than `MOST_EMBEDDED_BYTES` the large weights stay in their files, and are written as shards (`builders.onnx_graphs`):
-# protobuf cannot hold 2 GB in one piece.
+# External data (tensors' bytes in other files) must be in the model's folder. Weights with NaN or infinities are
+# refused by name; otherwise, an error would blame the first sample that shows them. If a model's weights take more than
+# `MOST_EMBEDDED_BYTES`, large weights stay in their files and are written as shards (`builders.onnx_graphs`): protobuf
+# cannot hold 2 GB in one piece.
 
-# Of IR: the oldest whose initializers need not be inputs, and that all readers know.
+# The oldest IR version whose initializers need not be inputs and that all readers know.
 OLDEST_IR_VERSION = 8
 # Operator domains of onnxruntime's CPU kernels; any other one needs a custom library.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
-# Operators that multiply with their constants, which should not be infinite. Elsewhere one may be a mask or a bound.
+# Operators that multiply by their constants, which must not be infinite. Other constants may be masks or bounds.
 _WEIGHTED = frozenset(
     {
         "BatchNormalization", "Conv", "ConvTranspose", "Div", "GRU", "Gemm", "GroupNormalization",
@@ -117,8 +117,8 @@ _NO_TENSORS: Mapping[str | None, tuple[str, str]] = {
 
 
 def check_weights(model: onnx.ModelProto) -> None:
-    """Raise ModelError for a constant with NaN, and for one with an infinity that nodes multiply with. A NaN scalar,
-    which may mark a missing value, is refused only where nodes multiply with it."""
+    """Raise ModelError for a constant with NaN, and for an infinite constant that nodes multiply by. A NaN scalar may
+    mark a missing value; it is refused only if nodes multiply by it."""
     weights = {name for node in all_nodes(model) if node.op_type in _WEIGHTED for name in node.input}
     for name, array in nonfinite_constants(model):
         if name not in weights:
@@ -127,7 +127,7 @@ def check_weights(model: onnx.ModelProto) -> None:
 
 
 def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
-    """The floating-point constants of a model that hold NaN or infinities, by name."""
+    """(name, array) of each floating-point constant with NaN or infinities."""
     constants = [(tensor.name, tensor) for graph in all_graphs(model) for tensor in graph.initializer]
     nodes = [node for node in all_nodes(model) if node.op_type == "Constant"]
     constants += [
@@ -143,12 +143,12 @@ def nonfinite_constants(model: onnx.ModelProto) -> Iterator[tuple[str, Array]]:
 def load_onnx(
     path: Path, root: Path, most_embedded_bytes: int = MOST_EMBEDDED_BYTES, *, custom: bool = False
 ) -> onnx.ModelProto:
-    """Read a model, with its external data where all its weights take at most `most_embedded_bytes`; else large weights
-    stay in their files (`builders.onnx_graphs.weights`), and unused ones are left out.
+    """Read a model, with its external data if all of it takes at most `most_embedded_bytes`. In a larger model, large
+    weights stay in their files (`builders.onnx_graphs.weights`), and unused weights are left out.
 
-    most_embedded_bytes: 0 leaves large weights in the model's own file too; then the model is only read, not written.
-    root: the spec's folder, which the model must be in.  custom: whether operators of unknown domains stay, because a
-    library has them. Libraries that the file itself names are forgotten: they would be opened.
+    most_embedded_bytes: 0 leaves large weights in the model's own file, too; the model can then be read, not written.
+    root: the spec's folder, which must contain the model.  custom: whether operators of unknown domains are allowed,
+    because a library has them. Names of libraries in the file itself are removed, because they would be opened.
     Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
     is missing, too short or outside of the model's folder (through a link too); for an unknown opset or domain.
     """
@@ -159,7 +159,7 @@ def load_onnx(
     if entries and lacks_lists(model):
         model = _parse(path, whole=True)
         entries = list_external(model, path)
-    # Many tensors may name the same bytes: what counts is what the model would hold.
+    # Several tensors may name the same bytes, which the read model would contain several times.
     is_large = bool(entries) and path.stat().st_size + sum(length for *_, length in entries) > most_embedded_bytes
     if is_large:
         check_places(entries, path)
@@ -176,14 +176,14 @@ def load_onnx(
     if is_large:
         drop_unread(model.graph)
     _forget_unknown_sizes(model)
-    # A newer onnx writes a newer version than onnxruntime reads, of a graph that any can hold.
+    # A newer onnx writes a version that onnxruntime does not read, although an older one could represent the graph.
     min_ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
     model.ir_version = min(model.ir_version, max(min_ir_version, OLDEST_IR_VERSION))
     return model
 
 
 def _forget_unknown_sizes(model: onnx.ModelProto) -> None:
-    """In place: leave an axis without a size where its size says that it is unknown.
+    """In place: clear each size that marks an axis as unknown.
 
     Paddle writes -1, and "?" as a name, which would make all such axes one dim; others write "None" or "-1".
     """
@@ -218,7 +218,7 @@ def save_onnx(model: onnx.ModelProto, path: Path) -> None:
 
 
 def name_libraries(model: onnx.ModelProto, libraries: Libraries) -> None:
-    """In place: name these libraries of operators in a model, and no others."""
+    """In place: write these operator libraries, and no others, into a model's metadata."""
     entries = {entry.key: entry.value for entry in model.metadata_props if entry.key != LIBRARIES}
     entries |= {LIBRARIES: canonical_json(encode(libraries)).decode()} if libraries.libraries else {}
     onnx.helper.set_model_props(model, entries)
@@ -226,14 +226,14 @@ def name_libraries(model: onnx.ModelProto, libraries: Libraries) -> None:
 
 # ELF (https://refspecs.linuxfoundation.org/elf/gabi4+/ch4.eheader.html): the machine of a shared library.
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
-# Functions of which runtimes call one in a library with operators.
+# Functions of operator libraries; runtimes call one of them.
 _ENTRIES = ("RegisterCustomOps", "getCreators", "getPluginCreators")
 
 
 def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -> Libraries:
     """The libraries in these files, which are copied into `folder`, each named by its digest. files: relative to
-    `root`, with CUDA's major version. Raises ModelError for a file that is no library of Linux with operators, and for
-    two for one platform."""
+    `root`, with CUDA's major version. Raises ModelError for a file that is no Linux library with operators, and for two
+    builds of one library for one platform."""
     builds = dict[tuple[str, str], dict[tuple[str, int], LibraryBuild]]()
     for file, cuda in files:
         path = inside(root / file, root, "the spec's folder")
@@ -256,7 +256,7 @@ def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -
 def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """The model's inputs without initializers, and its outputs. An axis without size and name is '?'.
 
-    Raises ModelError for one that is not a tensor of numbers of known rank.
+    Raises ModelError for an input or output that is not a tensor of numbers of known rank.
     """
     initializer_names = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(spec_of(value, "input") for value in model.graph.input if value.name not in initializer_names)
@@ -264,7 +264,7 @@ def specs_of(model: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Tens
 
 
 def spec_of(value: onnx.ValueInfoProto, role: Literal["input", "output"]) -> TensorSpec:
-    """One input or output. Raises ModelError for one that is no tensor of numbers, or of unknown rank."""
+    """One input or output. Raises ModelError if it is not a tensor of numbers, or has an unknown rank."""
     if reason := why_no_tensor(value):
         remedy = "; or leave it out of the spec's outputs" if role == "output" else ""
         raise ModelError(f"{role} {value.name!r} {reason}{remedy}")
@@ -281,15 +281,15 @@ def dtype_name(value: onnx.ValueInfoProto) -> str:
 
 
 def why_no_tensor(value: onnx.ValueInfoProto) -> str:
-    """What an input or output is instead of a dense tensor of numbers, and what to do; '' for a tensor."""
+    """Why an input or output is not a dense tensor of numbers, and the remedy; '' for such a tensor."""
     kind = "string" if value.type.tensor_type.elem_type == onnx.TensorProto.STRING else value.type.WhichOneof("value")
     kind_text, remedy = _NO_TENSORS.get(kind, ("", ""))
     return f"{kind_text}, which no engine takes or gives; {remedy}" if kind_text else ""
 
 
 def _parse(path: Path, whole: bool = False, *, weights: bool = True) -> onnx.ModelProto:
-    """A model without its external data, and without the long lists of tree ensembles unless `whole`. weights: as
-    `load_without_lists` takes it. Raises ModelError for a damaged file and for what no backend reads."""
+    """A model without its external data, and without the long lists of tree ensembles unless `whole`. weights: as in
+    `load_without_lists`. Raises ModelError for a damaged file and for contents that no backend reads."""
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty; export the model again")
     if path.stat().st_size > LARGEST_BYTES:

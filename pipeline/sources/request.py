@@ -8,23 +8,23 @@ from typing import Literal
 from enginesmith.core.state import State
 from enginesmith.core.types import Dim, Scalar, TensorSpec
 
-# Of a model with its external data, which is taken into one file; graphs that are made of it (fp32 for fp16) must fit
-# there too.
+# The greatest size of a model, with its external data, that is written as one file. Graphs that are derived from it
+# (fp32 from fp16) must fit in one file, too.
 MOST_EMBEDDED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """A source and the form that its ONNX model gets. root: the spec's folder.  file, weights: relative to it.
+    """A source and the form of its ONNX model. root: the spec's folder.  file, weights: relative to it.
 
     function: the entry point of a torch source.  module: its dotted name; empty where `file` is named.
     arguments: of that function; of an ONNX source, values of inputs that become constants.
     outputs: names in order; None keeps the model's own.
     opset: of the ONNX model of a torch or pt2 source.
-    most_embedded_bytes: of external data that is taken into one file; the large weights of a model with more stay in
-    files of their own.
-    libraries: of shared libraries with operators of an ONNX source the file, and CUDA's major version or 0.
-    states: inputs that are carried from an output.
+    most_embedded_bytes: the greatest size of a model that is written as one file; the large weights of a larger model
+    stay in separate files.
+    libraries: (file, CUDA's major version or 0) of each shared library with operators of an ONNX source.
+    states: inputs that take an output of the previous call.
     """
 
     kind: Literal["torch", "pt2", "onnx"]

@@ -1,4 +1,4 @@
-"""The contents of a golden set of a model with state: steps with the states that the model itself passes on."""
+"""The golden set of a model with state: steps, with the states that the model itself computes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ from validation.data.samples import Samples
 from validation.golden.free_running import Roller
 from validation.golden.golden_set import Case, GoldenSequences, GoldenSet
 
-# What is run with its own states: the first sequences, and the first steps of each. An error that is handed on reaches
-# its full size in a few times the model's memory; 256 steps of speech in frames of 32 ms are 8 s.
+# The most sequences, and the most steps of each, that are run with their own states. An error in states reaches its
+# full size after a few times the length of the model's memory; 256 steps of speech in frames of 32 ms are 8 s.
 MOST_SEQUENCES, MOST_STEPS = 4, 256
 
 
 @dataclass(frozen=True)
 class StateModel:
-    """A model with state. run: the original model.  inputs: all of them.  steps: which samples are one step; None where
-    each is.  states: the inputs that are carried from an output."""
+    """A model with state. run: the original model.  inputs: all, with states.  steps: the samples of each step; None:
+    each sample is a step.  states: the inputs that take an output of the previous step."""
 
     run: Callable[[Tensors], Tensors]
     inputs: tuple[TensorSpec, ...]
@@ -44,12 +44,12 @@ class StateModel:
 
     @property
     def streams(self) -> Streams:
-        """Streams over it, before their first call."""
+        """Streams over the model, before their first call."""
         return Streams(self.run, self.inputs, self.states, self.ends)
 
     def complete_random(self, groups: Sequence[Tensors]) -> list[dict[str, Array]]:
-        """Groups of random inputs as the steps of one sequence, with the states that follow from them: as many as the
-        bound of a cache takes, if two do."""
+        """Groups of random inputs as the steps of one sequence, with the resulting states. Steps that a full cache does
+        not take are omitted. Raises DataError if fewer than two remain."""
         step_specs = step_inputs(self.inputs, self.states)
         numbered_steps = (
             (group_number, {spec.name: group[spec.name] for spec in step_specs})
@@ -64,8 +64,8 @@ class StateModel:
         return complete_inputs
 
     def sequences(self, samples: Samples | None, order: Array | None, groups: Sequence[Tensors]) -> GoldenSequences:
-        """The sequences that the model is run through with its own states; of random inputs (`groups`) one. Raises
-        DataError for samples whose sequences all have one step, in which no state is handed on."""
+        """The sequences that the model runs with its own states; a single one of random inputs (`groups`). Raises
+        DataError for samples whose sequences all have one step: no state is then passed on."""
         steps = [spec.name for spec in step_inputs(self.inputs, self.states)]
         if samples is None:
             sequence_steps: list[list[Tensors]] = [[{name: group[name] for name in steps} for group in groups]]
@@ -107,7 +107,7 @@ class StateModel:
         return self.steps.dim if self.steps else ""
 
     def _read(self, sequence: Iterator[tuple[int, dict[str, Array]]]) -> list[Tensors]:
-        """The samples of a sequence's first steps; where a step can have several, with whether one begins there."""
+        """The samples of a sequence's first steps. If steps can have several samples, `BEGINS` marks their starts."""
         if self.steps is None:
             return [inputs for _, inputs in islice(sequence, MOST_STEPS)]
         samples = [{**inputs, BEGINS: self.steps.begins[end - 1]} for end, inputs in sequence]
@@ -115,10 +115,10 @@ class StateModel:
         return list(samples[: late_rows[0] if late_rows else None])
 
     def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
-        """Steps of several streams as one batch, up to the end of the shortest: only this finds engines that pass a
-        state to another row of the batch. A step ends where one of any stream does. Of a single sequence its halves;
-        empty where no dim, which a state has too, is an axis of each input of a step, or where it holds no two of
-        them."""
+        """The steps of several streams in one batch, up to the end of the shortest: only this finds engines that pass a
+        state to another row of the batch. A step begins where one of any stream begins. A single sequence is split into
+        two halves. Empty if states and all inputs of a step have no common dim, or if that dim allows no two
+        streams."""
         input_specs = step_inputs(self.inputs, self.states)
         state_axes = {axis for spec in self.inputs if spec not in input_specs for axis in spec.shape}
         shared_dims = [
@@ -148,8 +148,8 @@ class StateModel:
 
 
 def check_states(states: Sequence[State], model: ModelProto) -> None:
-    """Raise ModelError for a state whose output is not there, is its input handed on, or whose dtype or shape its input
-    cannot take. model: its weights are not read."""
+    """Raise ModelError for a state whose output is missing, is the unchanged input, or has a dtype or shape that the
+    input cannot take. model: its weights are not read."""
     inputs, outputs = specs_of(model)
     inputs_by_name, outputs_by_name = {spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs}
     for state in states:

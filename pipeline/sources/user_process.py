@@ -15,12 +15,12 @@ from enginesmith.user_code.channel import Arrays, MessageChannel
 from enginesmith.user_code.task import Task
 
 T = TypeVar("T")
-# Seconds that a user's code may take to end, once there are no more questions.
+# Seconds that a user's code may take to end after the last question.
 GRACE_S = 5.0
 
 
 class UserProcess:
-    """A running process of a user's code. file: the code's, as messages name it."""
+    """A running process of a user's code. file: name of the code's file, for messages."""
 
     def __init__(self, channel: MessageChannel, process: "subprocess.Popen[bytes]", file: str) -> None:
         self._channel, self._process, self._file = channel, process, file
@@ -44,7 +44,7 @@ class UserProcess:
 
 @contextmanager
 def start_user_process(task: Task) -> Iterator[UserProcess]:
-    """A process for the user's code that `task` names; `task` must be its first question. It ends with the context."""
+    """A process for the user's code that `task` names, until the context ends; `task` must be its first question."""
     parent_socket, child_socket = socket.socketpair()
     with child_socket:
         process = subprocess.Popen(

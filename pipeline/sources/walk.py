@@ -1,4 +1,4 @@
-"""The parts of an ONNX model wherever they are, and its local functions inlined."""
+"""Lists all parts of an ONNX model, also those inside nodes and functions, and inlines its local functions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -18,7 +18,7 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def nodes_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """These nodes and those of the graphs inside them."""
+    """These nodes, and the nodes of the graphs inside them."""
     for node in nodes:
         yield node
         for body in list_bodies(node):
@@ -26,7 +26,7 @@ def nodes_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The graph, and every graph inside a node, of functions too."""
+    """The graph, and every graph inside a node, also in functions."""
     yield model.graph
     for node in all_nodes(model):
         yield from list_bodies(node)
@@ -56,7 +56,7 @@ def has_sparse(model: onnx.ModelProto) -> bool:
 
 
 def texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """All names in the model that its meaning depends on. Protobuf gives bytes for one that is not UTF-8."""
+    """All names in the model that its meaning depends on. Protobuf returns bytes for a name that is not UTF-8."""
     for node in all_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
     for attribute in all_attributes(model):
@@ -78,15 +78,15 @@ def texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 # and functions can be recursive. So the number of nodes is computed before inlining. onnx's inliner is used because the
 # time of onnx_ir's grows with the square of the nodes (10,000 nodes: 37 s, against 0.03 s).
 
-# The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
-# is three deeper.
+# The greatest number of nodes after inlining, and the greatest depth of graphs. Protobuf reads 100 nested messages, and
+# a graph inside a node adds three.
 MOST_NODES, DEEPEST = 1_000_000, 30
 
 _Name = tuple[str, str, str]
 
 
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its local functions inlined; the same object where it has none.
+    """The model with its local functions inlined; the same object if it has none.
 
     Raises ModelError for functions that call themselves or are defined twice, and for a result that is too large.
     """
@@ -114,7 +114,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _size(nodes: Iterable[onnx.NodeProto], function_sizes: Mapping[_Name, tuple[int, int]]) -> tuple[int, int]:
-    """The number of nodes after inlining, and how deep graphs lie inside them. function_sizes: those of functions."""
+    """The number of nodes after inlining, and the depth of graphs inside them. function_sizes: both, by function."""
     count = depth = 0
     for node in nodes:
         node_count, node_depth = function_sizes.get(_called_name(node), (1, 0))

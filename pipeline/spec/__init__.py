@@ -1,5 +1,5 @@
-"""The spec: one YAML file per model, and the only place where a person says what is built.
+"""The spec: one YAML file per model, the only place where a person defines the build.
 
-`model.load_spec` reads it into a frozen `ModelSpec`. Unknown keys are refused, and every file it names lies inside the
-spec's own folder.
+`model.load_spec` reads it into a frozen `ModelSpec`. Unknown keys are refused. Every file that a spec names is inside
+the spec's own folder.
 """

@@ -50,8 +50,8 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Kind(Generic[M]):
-    """A kind of file. model: what its content is read into.  name, keys, help: for messages: what it is called
-    ('a spec'), some of its keys, and where an example is."""
+    """A kind of file. model: of its content.  name, keys, help: for messages: the name of the kind ('a spec'), some of
+    its keys, and the place of an example."""
 
     model: type[M]
     name: str
@@ -73,7 +73,7 @@ def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kin
             continue  # it follows from the other mistakes, which say more
         loc, cause = _without_union_tags(root, mistake["loc"]), mistake.get("ctx", {}).get("error")
         sentences: Iterable[tuple[Loc, str, str]]
-        if kind_of_mistake in _KINDS:  # each member of a union says what it takes
+        if kind_of_mistake in _KINDS:  # each member of a union reports the value that it expects
             kinds.setdefault(loc, []).append(_KINDS[kind_of_mistake])
             sentences = [(loc, "", f"{format_value(mistake['input'])}: must be {_either(kinds[loc])}")]
         elif isinstance(cause, Mistakes):
@@ -97,7 +97,7 @@ def _either(kinds: Sequence[str]) -> str:
 def _without_union_tags(root: yaml.Node, loc: Loc) -> Loc:
     """A mistake's path without the union members that pydantic tried ('int', 'constrained-int', 'function-after[...]').
 
-    A part that looks like one is kept where the file has a key of that name.
+    A part that looks like a union member is kept if the file has a key of that name.
     """
     tags = ("int", "str", "float", "bool", "constrained-int", "constrained-str")
     node: yaml.Node | None = root
@@ -138,7 +138,7 @@ def _known_keys(model: type[BaseModel], loc: Loc) -> list[str]:
             continue
         if fields := _fields(part_type):
             if isinstance(key, int):
-                continue  # the items of a list were stepped into with its field
+                continue  # the list's field already led to the type of its items
             extra_type = getattr(part_type, "__annotations__", {}).get("__pydantic_extra__")
             part_type = fields[str(key)] if str(key) in fields else typing.get_args(extra_type)[-1]
         else:
@@ -159,7 +159,7 @@ def _fields(kind: object) -> Mapping[str, object]:
 
 
 def _tagged(part_type: object, tag: int | str) -> object:
-    """The member of a union, however deep, that pydantic tried by its tag; None where there is none."""
+    """The member of a union, also of nested ones, that has a tag; None if there is none."""
     for member in typing.get_args(part_type):
         if any(
             isinstance(annotation, Tag) and annotation.tag == tag for annotation in getattr(member, "__metadata__", ())
@@ -183,7 +183,7 @@ def line_of(root: yaml.Node, loc: Loc) -> int:
 
 
 def locate(path: Path, root: yaml.Node, mistakes: Iterable[tuple[Loc, str]]) -> list[str]:
-    """A line for each mistake, (key that it is about, message), each once: with the file, its line and the key."""
+    """'FILE:LINE: KEY: MESSAGE' for each different mistake. mistakes: (key, message)."""
     return [f"{path}:{line_of(root, loc)}: {'.'.join(map(str, loc))}: {text}" for loc, text in dict.fromkeys(mistakes)]
 
 
@@ -205,15 +205,15 @@ _LONGEST_LINE = 500
 MOST_NODES = 100_000
 # Characters that no text has: all control characters except tabs and line ends.
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-# Half of a character, as the escape "\ud800" gives it; UTF-8 has none.
+# Half of a character, as the escape "\ud800" writes it; UTF-8 has no halves.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-# The key that specs of ensembles alone have, as far as a look shows.
+# The key that only specs of ensembles have, found without parsing.
 _GRAPHS = re.compile(rb"^[\"']?graphs[\"']?[ \t]*:", re.MULTILINE)
 
 
 def is_ensemble(path: Path) -> bool:
-    """Whether a file has the key `graphs` at its top, in block style: it is to be read as the spec of an ensemble."""
+    """Whether a file is the spec of an ensemble: it has the top-level key `graphs`, in block style."""
     try:
         with path.open("rb") as stream:
             return _GRAPHS.search(stream.read(LARGEST_BYTES)) is not None
@@ -227,7 +227,7 @@ def load_document(path: Path, kind: Kind[M]) -> tuple[M, yaml.Node]:
 
 
 def parse_document(path: Path, text: str, kind: Kind[M]) -> tuple[M, yaml.Node]:
-    """`load_document` of text that was read; `path` is what messages call it. Raises SpecError with each mistake."""
+    """`load_document` for a text; `path` is the text's name in messages. Raises SpecError, a line per mistake."""
     root = _compose(path, text, kind)
     try:
         return kind.model.model_validate(_construct(path, root)), root
@@ -291,8 +291,8 @@ def _quickly_composed(text: str) -> yaml.Node | None:
 
 
 def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
-    """A message for each key given twice, and for text that no file can hold; walks the tree as its aliases expand, and
-    stops at `MOST_NODES` or a loop."""
+    """A message for each duplicate key, and for text that UTF-8 cannot encode. Follows aliases, and stops at
+    `MOST_NODES` nodes or at a cycle."""
     pending_nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
     node_count = 0
     while pending_nodes:

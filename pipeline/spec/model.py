@@ -24,8 +24,8 @@ _GREATEST = {"float16": 65504.0, "float32": 3.4028235e38}
 
 
 def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Rules for dims that an input does not have, that another input does not pad, that a sum counts, of models with
-    state, and values that the dtype does not hold: (key, message)."""
+    """Pad rules of a model with state, for dims that the input lacks, that another input does not pad or that are in a
+    sum, and with values that the dtype does not hold: (key, message)."""
     rules = {name: tensor.pad for name, tensor in spec.inputs.items() if tensor.pad is not None}
     if rules and spec.state:
         yield ("inputs", next(iter(rules)), "pad"), "a model with state is not padded; remove pad"
@@ -54,7 +54,7 @@ def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def is_value_of(dtype: str, value: float) -> bool:
-    """Whether a number is one of a dtype's, but for the rounding of floats."""
+    """Whether a dtype holds a number, apart from the rounding of floats."""
     if dtype == "bool":
         return value in (0, 1)
     if dtype.startswith("float"):
@@ -65,7 +65,7 @@ def is_value_of(dtype: str, value: float) -> bool:
 
 
 def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Mistakes between sections: (key that it is about, message)."""
+    """Mistakes between sections: (key, message)."""
     yield from _wrong_dims(spec)
     yield from _wrong_states(spec)
     yield from _wrong_int8_states(spec)
@@ -103,7 +103,7 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Label files of names that are no outputs, and preferred sizes beyond the largest batch: (key, message)."""
+    """Label files of unknown outputs, and preferred batch sizes above the largest batch: (key, message)."""
     for output in spec.triton.labels:
         if spec.outputs and output not in spec.outputs:
             yield ("triton", "labels", output), f"triton.labels has {output!r}; the outputs are {list(spec.outputs)}"
@@ -143,8 +143,8 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
 
 
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """States that are no input, that no output gives, or that leave nothing for a caller to give, and dims that are
-    empty in something else than a state: (key, message)."""
+    """States that are no input or share an output, initial values that the dtype does not hold, specs whose inputs are
+    all states, and dims with min 0 outside of states: (key, message)."""
     outputs, state_outputs = list(spec.outputs or ()), {name: state.output for name, state in spec.state.items()}
     for name, state in spec.state.items():
         if name not in spec.inputs:
@@ -169,7 +169,7 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """States of int8 that no engine would have, or whose values are not known: (key, message)."""
+    """int8 states that cannot be int8, that no precision would use, or without calibration data: (key, message)."""
     for state in spec.int8_states():
         loc: Loc = ("state", state.input, "dtype")
         path = ".".join(map(str, loc))
@@ -184,7 +184,7 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Places along an axis that has no fixed size, or at an input of no integers: (key, message)."""
+    """Places along an axis without a fixed size, at an input that is not of integers, or with an unknown `count`."""
     input_dims = {dim for name, tensor in spec.inputs.items() if name not in spec.state for dim in tensor.shape}
     for name, state in spec.state.items():
         if name not in spec.inputs or (places := state.places) is None:
@@ -200,7 +200,7 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Sequences of data for a model without state, and what data of a model with state cannot have: (key, message)."""
+    """Sequences in data of a model without state, and keys that a model with state cannot have: (key, message)."""
     for section, data_spec in (("golden", spec.golden), ("calibration", spec.calibration)):
         if data_spec and data_spec.sequence and not spec.state:
             yield (section, "sequence"), f"{section}.sequence is for models with state; add state, or remove it"
@@ -213,7 +213,7 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc, str]]:
-    """A dim that samples of a step cannot be joined along: (key, message)."""
+    """A dim along which the samples of a step cannot be joined: (key, message)."""
     path = ".".join(map(str, place))
     is_state_dim = any(dim in tensor.shape for name, tensor in spec.inputs.items() if name in spec.state)
     is_input_dim = any(dim in tensor.shape for name, tensor in spec.inputs.items() if name not in spec.state)
@@ -239,7 +239,7 @@ def _broken_contract(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def matches_unit(pattern: str, unit: str) -> bool:
-    """Whether 'sm_89 int8' covers the unit 'sm_89 int8 tensorrt-rtx'."""
+    """Whether a pattern, such as 'sm_89 int8', covers a unit, such as 'sm_89 int8 tensorrt-rtx'."""
     pattern_words, unit_words = pattern.split(), unit.split()
     names = {target.name for target in machine.parse_targets(pattern_words[0])}
     return unit_words[0] in names and pattern_words[1:] == unit_words[1 : len(pattern_words)]
@@ -257,7 +257,7 @@ class ModelSpec(SpecSections):
 
 @dataclass(frozen=True)
 class ComputedData:
-    """A file of samples whose name says its content. sequence, steps: as in `SequenceArrays`."""
+    """A file of samples that is named by its content. sequence, steps: as in `SequenceArrays`."""
 
     path: Path
     sequence: str | None = None
@@ -265,13 +265,13 @@ class ComputedData:
 
     @property
     def keys(self) -> dict[str, object]:
-        """Its keys in a section of a spec."""
+        """The keys for the file in a section of a spec."""
         return {"data": self.path.name, "sequence": self.sequence, "steps": dict(self.steps) if self.steps else None}
 
 
 def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData | None) -> ModelSpec:
-    """The spec with other golden data and, if given, calibration data; these files may lie anywhere. The calibration
-    method and the task metrics do not change."""
+    """The spec with other golden data and, if given, calibration data; these files may be in any folder. The
+    calibration method and the task metrics do not change."""
     changes: dict[str, object] = {"golden": (spec.golden or Golden(data="-")).model_copy(update=golden.keys)}
     if calibration:
         calibration_spec = spec.calibration or Calibration(data="-")
@@ -283,18 +283,17 @@ def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData |
 
 KIND = Kind(ModelSpec, "a spec", "model, source, inputs", "`enginesmith init` writes a commented spec")
 
-# Files of a model, by how they end, and the key of a spec that names such a file.
+# Suffix of a model's file -> the key of a spec that names such a file.
 _KEY_OF_SUFFIX = {".onnx": "source.onnx", ".pt2": "source.pt2", ".py": "source.torch"} | dict.fromkeys(
     WEIGHTS, "source.weights"
 )
 
 
 def load_spec(path: Path | str, address: str = "") -> ModelSpec:
-    """Read and check a spec. address: what messages call it where its file is a copy.
+    """Read and check a spec. address: the spec's name in messages if its file is a copy.
 
     A file of the Hugging Face Hub is fetched first, with the errors of `hub.fetch`. Raises SpecError with one line per
-    mistake, a file that it names and that does not exist among them, and InputError for a path that is neither text nor
-    a path.
+    mistake, also for a missing file, and InputError for a path that is neither text nor a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"spec {path!r}: give the path of its file")
@@ -321,7 +320,7 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
 def rewrite_spec(path: Path, text: str, reads_as_meant: Callable[[ModelSpec, ModelSpec], bool]) -> bool:
     """Replace a spec's file (atomic write) if the new text reads as meant; return whether it does.
 
-    reads_as_meant: called with the old and the new spec. Raises UnavailableError where the file cannot be written.
+    reads_as_meant: called with the old and the new spec. Raises UnavailableError if the file cannot be written.
     """
     new_path = path.with_name(f".{path.name}.new")
     with reachable(f"writing {path}"):
@@ -336,21 +335,21 @@ def rewrite_spec(path: Path, text: str, reads_as_meant: Callable[[ModelSpec, Mod
 
 
 def _address_lines(lines: Sequence[str], path: Path, address: str) -> list[str]:
-    """Messages on a spec with its address in the place of its path and folder, where it is a copy."""
+    """Messages on a spec. If the spec is a copy, its address replaces its path and folder."""
     if address in ("", str(path)):
         return [*lines]
     return [line.replace(str(path), address).replace(str(path.resolve().parent), address) for line in lines]
 
 
 def locate_mistakes(spec: ModelSpec, mistakes: Iterable[tuple[Loc, str]]) -> SpecError:
-    """Mistakes that the files of a spec show, (key that it is about, message) each, as one error with their lines."""
+    """Mistakes that the files of a spec show, each (key, message), as one error with their lines."""
     _, root = load_document(spec.path, KIND)
     return SpecError(_address_lines(locate(spec.path, root, mistakes), spec.path, spec.address))
 
 
 def _missing_files(spec: ModelSpec) -> Iterator[tuple[Loc, str]]:
-    """(key, message) for each file that does not exist or is a folder, or that a symbolic link takes outside the spec's
-    folder. Samples may be a folder."""
+    """(key, message) for each file that does not exist, is a folder, or is outside of the spec's folder through a
+    symbolic link. Samples may be a folder."""
     folder = spec.folder
     for loc, name in spec.named_files():
         real_path, mistake = spec.file(name).resolve(), ""

@@ -41,7 +41,7 @@ class SequenceArrays(SpecPart):
 
 
 class EnsembleArrays(SequenceArrays):
-    """The same in data of an ensemble, whose dims are called 'GRAPH.DIM'."""
+    """Names of such arrays in a data file of an ensemble, with dims as 'GRAPH.DIM'."""
 
     steps: dict[str, GraphName] | None = Field(
         None,
@@ -51,7 +51,7 @@ class EnsembleArrays(SequenceArrays):
 
 
 class Calibration(SequenceArrays):
-    """Real samples from which int8 and fp8 ranges are measured, and how a range is chosen from what they show."""
+    """Real samples from which int8 and fp8 ranges are measured, and the method that chooses a range."""
 
     data: str = Field(
         description=".npz or safetensors with one array per input, .npy or a folder of them, or 'file.py:function': a "
@@ -100,7 +100,7 @@ class Calibration(SequenceArrays):
 
     @property
     def file(self) -> str:
-        """The file or folder, or the file that the function is in."""
+        """The file or folder of the data, or the file of the function."""
         return self.data.partition(":")[0]
 
     @property
@@ -121,7 +121,7 @@ class NodeOverride(SpecPart):
 
 
 class QualityFloor(SpecPart):
-    """The least quality of an int8 graph on calibration samples; of several outputs, of the worst."""
+    """The least quality of an int8 graph on calibration samples; of several outputs, the worst one counts."""
 
     sqnr_db: float | None = Field(None, gt=0, lt=140, description="signal-to-quantization-noise ratio, in decibels")
     cosine: float | None = Field(None, gt=0, lt=1, description="cosine similarity of the outputs")
@@ -141,7 +141,7 @@ class QualityFloor(SpecPart):
 
 
 class Quantization(SpecPart):
-    """How a graph is written in another precision, where the default is not wanted."""
+    """Settings for graphs in other precisions, where they differ from the default."""
 
     io: Literal["fp32", "native"] = Field(
         "fp32", description="native: an fp16 graph also takes and gives fp16; callers then convert"

@@ -49,7 +49,7 @@ _SEVERAL, _ONE = "[several]", "[one]"
 
 
 class _Schema:
-    """The JSON schema of a metric: only the default one goes without its name, and `decides` may be true or false."""
+    """The JSON schema of a metric: only the default metric needs no name, and `decides` may be true or false."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> Any:
         reference = handler(schema)
@@ -65,12 +65,12 @@ class _Schema:
 
 
 def _name_of(value: object) -> str:
-    """The tag of a metric: its name, `accuracy` where it gives none."""
+    """The tag of a metric: its name, or `accuracy` without one."""
     return f"[{value.get('name', _DEFAULT) if isinstance(value, dict) else getattr(value, 'name', _DEFAULT)}]"
 
 
 def _read(value: object, handler: Any) -> TaskMetric:
-    """The metric that a spec asks for. Raises Mistakes for what does not fit together."""
+    """The metric of a spec. Raises Mistakes for keys that do not fit together."""
     if not isinstance(value, dict):
         metric: TaskMetric = handler(value)
         return metric
@@ -103,7 +103,7 @@ else:
 
 
 class MeasuredData(SpecPart):
-    """What real inputs are for: right answers, and the task metrics that are measured over them."""
+    """Right answers for real inputs, and the task metrics that are measured with them."""
 
     labels: GraphName | None = Field(None, description="name of the array of right answers in the data file")
     metric: Metrics | None = Field(None, description="a task metric or a list of them (docs/guides/bring-a-model.md)")
@@ -150,8 +150,8 @@ class Golden(MeasuredData, SequenceArrays):
     )
 
 
-# What opens the engines, by the key of a spec: its name as in `Capabilities.opened_by` ('' for sessions of enginesmith,
-# which open all), and the compilers that a spec gets which names none.
+# `serve` of a spec -> the server's name in `Capabilities.opened_by` ('' for sessions of enginesmith, which open all
+# engines), and the default compilers.
 Server = Literal["triton", "onnxruntime", "rtx", "python"]
 _SERVERS: dict[Server | None, tuple[str, tuple[str, ...]]] = {
     None: ("", ("onnxruntime", "tensorrt", "tensorrt-rtx", "onnxruntime-cuda")),
@@ -163,12 +163,12 @@ _SERVERS: dict[Server | None, tuple[str, tuple[str, ...]]] = {
 
 
 def server_backends(serve: Server | None) -> dict[str, dict[str, Scalar]]:
-    """The compilers, without options, of a spec that names none."""
+    """The default compilers, without options."""
     return {name: {} for name in _SERVERS[serve][1]}
 
 
 class Build(SpecPart):
-    """What each unit's process may use, and which units must not be refused."""
+    """Limits of each unit's process, and the units that must not be refused."""
 
     timeout_s: float = Field(1800, gt=0, le=86400, description="wall clock, per unit")
     memory_mib: int = Field(8192, ge=64, description="memory without mapped files, per unit")
@@ -178,7 +178,7 @@ class Build(SpecPart):
 
 
 class Timeouts(SpecPart):
-    """Wall clock of each step's process but the build's, which is build.timeout_s. A step that passes it is ended."""
+    """Wall-clock limit of each step's process, except the build's (build.timeout_s). A step beyond it is ended."""
 
     export_s: float = Field(1800, gt=0, le=86400, description="reading or exporting the model, and its golden set")
     calibration_s: float = Field(3600, gt=0, le=86400, description="observing the calibration samples, per part")
@@ -189,7 +189,7 @@ class Timeouts(SpecPart):
 
 
 class TritonServing(SpecPart):
-    """What Triton's configuration says beside the engines (`pull --layout triton`)."""
+    """Settings of Triton's configuration beside the engines (`pull --layout triton`)."""
 
     instances: int = Field(1, ge=1, le=256, description="of the model on the CPU, or on each GPU: instance_group.count")
     preferred_batch_sizes: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...] = Field(
@@ -202,7 +202,7 @@ class TritonServing(SpecPart):
 
 
 class Publication(SpecPart):
-    """Where a finished version goes."""
+    """The registry and the channel of a finished version."""
 
     registry: str | None = Field(None, description="path or URI; the command line and ENGINESMITH_REGISTRY come first")
     channel: Channel = Field("candidate", description="channel that points to the new version")
@@ -221,7 +221,7 @@ class SpecFile(SpecPart):
 
     @property
     def address(self) -> str:
-        """What to type for it again: its path, or where it was copied from for this run (`registered:MODEL@DIGEST`)."""
+        """The spec's address for a user: its path, or the source of a copy (`registered:MODEL@DIGEST`)."""
         return self._address or str(self._path)
 
     @cached_property
@@ -267,7 +267,7 @@ class SpecSections(SpecFile):
     publication: Publication = Publication()
 
     omitted: ClassVar[frozenset[str]] = frozenset({"state", "serve", "triton"})
-    # Files of data that were computed for this run, by the name that the spec has for them.
+    # Files of data that were computed for this run, by their names in the spec.
     _computed: Mapping[str, Path] = PrivateAttr(default_factory=dict)
 
     @field_validator("outputs")
@@ -303,7 +303,7 @@ class SpecSections(SpecFile):
 
     @property
     def is_copy(self) -> bool:
-        """Whether the file is a copy that is gone after the run."""
+        """Whether the file is a copy that is deleted after the run."""
         return self.address != str(self._path)
 
     @property
@@ -312,7 +312,7 @@ class SpecSections(SpecFile):
         return self.source.file_in(self.folder)
 
     def file(self, relative: str) -> Path:
-        """Path of a file that the spec names, relative to its folder; of data that was computed, where that lies."""
+        """Path of a file that the spec names, relative to its folder; computed data may be in another folder."""
         return self._computed.get(relative) or self.folder / relative
 
     def root_of(self, data: str) -> Path:
@@ -356,9 +356,9 @@ class SpecSections(SpecFile):
         return tuple(dict.fromkeys(targets))
 
     def has_unit(self, target: Target, precision: Precision, backend: str, has_worker: bool) -> bool:
-        """Whether a unit is one of the spec's. Where it names no compilers, its server decides: on GPUs TensorRT where
-        a worker tunes it, and TensorRT for RTX in its place elsewhere and for RTX cards; beside these ONNX Runtime in
-        the precisions that its CUDA provider computes in.
+        """Whether the spec has a unit. If the spec names no compilers, its server decides on GPUs: TensorRT if a worker
+        can tune for the GPU; TensorRT for RTX otherwise and for RTX cards; also ONNX Runtime in the precisions of its
+        CUDA provider.
 
         has_worker: whether some builder of this run has TensorRT and that GPU.
         """

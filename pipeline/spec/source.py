@@ -1,4 +1,4 @@
-"""Where a model comes from, its shapes, and types of single values in a spec."""
+"""The source of a model, its shapes, and types of single values in a spec."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -25,9 +25,9 @@ from enginesmith.core.text import join_first
 from enginesmith.core.types import PLUS, Dim, Scalar
 from pipeline.sources.hub import HubFile
 
-# Sizes are smaller: int32 holds no larger ones.
+# Sizes must be smaller, to fit into int32.
 LARGEST_SIZE = 1 << 31
-# Characters and levels of a value that a message quotes.
+# The greatest number of characters and levels of a value that a message quotes.
 _LONGEST_SHOWN = 80
 _DEEPEST_SHOWN = 4
 
@@ -123,26 +123,26 @@ Channel = Annotated[str, _validator(check_channel)]
 UnitPattern = Annotated[str, _validator(_check_unit_pattern)]
 TargetName = Annotated[str, _validator(machine.parse_targets)]
 File = Annotated[str, AfterValidator(inside)]
-# Of the Hugging Face Hub (https://huggingface.co/docs/hub/repositories).
+# The name of a repository of the Hugging Face Hub (https://huggingface.co/docs/hub/repositories).
 _REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?"
 Repository = Annotated[str, Field(pattern=f"^{_REPOSITORY}$")]
-# Of a tensor or a node, or of an array of data for it.
+# The name of a tensor, a node or an array of data.
 GraphName = Annotated[str, BeforeValidator(_as_name)]
 DimName = Annotated[str, _validator(_check_dim_name)]
 Size = Annotated[int, Field(strict=True, ge=1, lt=LARGEST_SIZE)]
-# Of a dim: 0 is for states that begin empty.
+# The least size of a dim: 0 is for states that begin empty.
 Least = Annotated[int, Field(strict=True, ge=0, lt=LARGEST_SIZE)]
 Axis = Annotated[int | str, BeforeValidator(_check_axis)]
 
 
 def off(value: object) -> object:
-    """'off' for what YAML reads as false."""
+    """'off' if YAML read the value as false; else the value."""
     return "off" if value is False else value
 
 
 class SpecPart(BaseModel):
-    """Base of all parts of a spec: frozen and closed. omitted: fields that are not written while they have their
-    default: versions are named by the content of their spec, and specs of older ones have no such keys."""
+    """Base of all parts of a spec: frozen and closed. omitted: fields that are not written if they have their default.
+    Versions are named by the content of their spec, and older specs do not have these keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     omitted: ClassVar[frozenset[str]] = frozenset()
@@ -160,26 +160,26 @@ class SpecPart(BaseModel):
 InputDtype = Literal["float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 PadValue = float | Literal["repeat"]
 INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
-# Stands in a spec, as a dim, where a person has to write something; no spec with it is loaded.
+# A dim in a draft that a person has to replace; a spec with this dim is refused.
 FILL_IN = "FILL_IN"
 _COMMIT = (
     "is not a commit of 40 hexadecimal digits; a branch or tag moves, and the build with it: write the commit that "
     "`git ls-remote https://huggingface.co/{} main` prints"
 )
 _NO_ONNX = "is not an ONNX file; name one, or beside weights the function that builds their module as torch"
-# How files of weights end.
+# Suffixes of files of weights.
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
 class LibraryFile(SpecPart):
-    """A shared library with operators of an ONNX file. Files of the same name are builds of one for other platforms."""
+    """A shared library with operators of an ONNX file. Files of one name are one library for several platforms."""
 
     file: File = Field(description="the library, such as linux-x86_64/libcube.so; its header says for which platform")
     cuda: int = Field(0, ge=0, le=99, description="major version of CUDA that its kernels need; 0 for none")
 
 
 class Source(SpecPart):
-    """Where the model comes from: exactly one of torch, pt2, onnx; the file of hf is onnx, or the weights of torch."""
+    """The source of the model: exactly one of torch, pt2, onnx. The file of hf is onnx, or the weights of torch."""
 
     omitted: ClassVar[frozenset[str]] = frozenset({"libraries", "hf", "revision", "file"})
 
@@ -217,7 +217,7 @@ class Source(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _from_hub(cls, keys: object) -> object:
-        """The file of a repository as `onnx`, or beside `torch` as `weights`, where it comes to lie."""
+        """Set `onnx`, or beside `torch` `weights`, to the path of the repository's file in the spec's folder."""
         if not isinstance(keys, dict) or not any(keys.get(key) for key in ("hf", "revision", "file")):
             return keys
         repository, revision, file = (keys.get(key) for key in ("hf", "revision", "file"))
@@ -276,12 +276,12 @@ class Source(SpecPart):
 
     @property
     def hub_file(self) -> HubFile | None:
-        """The file of the Hugging Face Hub."""
+        """The file of the Hugging Face Hub; None without `hf`."""
         return HubFile(self.hf, self.revision, self.file) if self.hf and self.revision and self.file else None
 
     @property
     def module(self) -> str:
-        """The dotted name of the entry point's module; empty where a file is named."""
+        """The dotted name of the entry point's module; empty if a file is named."""
         name = self.torch.partition(":")[0] if self.torch else ""
         return "" if name.endswith(".py") else name
 
@@ -316,7 +316,7 @@ class Input(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _of_each_dim(cls, data: object) -> object:
-        """A single value, applied to all dims."""
+        """Apply a single value of `pad` to all dims."""
         if not isinstance(data, dict) or isinstance(pad := data.get("pad"), dict) or pad is None:
             return data
         shape = data.get("shape")
@@ -325,7 +325,7 @@ class Input(SpecPart):
 
 
 class PlacesSection(SpecPart):
-    """Where a step writes into a cache of a fixed size, so that one that would write behind its end is refused."""
+    """Where a step writes into a cache of a fixed size. A step that would write beyond the end is refused."""
 
     axis: int = Field(ge=0, description="axis of the state that is filled place by place")
     at: GraphName = Field(description="input of integers: the places that the step writes, or the first of `count`")
@@ -334,12 +334,12 @@ class PlacesSection(SpecPart):
     omitted: ClassVar[frozenset[str]] = frozenset({"count"})
 
     def to_places(self) -> Places:
-        """The value."""
+        """As `Places`."""
         return Places(self.axis, self.at, self.count or "")
 
 
 class StateInput(SpecPart):
-    """Where an input comes from that a caller does not give: the call before."""
+    """The source of an input that takes its value from the previous call, not from the caller."""
 
     output: GraphName = Field(description="the output whose value it takes in the next call")
     initial: float = Field(description="each of its elements in the first call, such as 0")

@@ -12,7 +12,7 @@ from validation.limits.terms import Budget
 
 
 class CanaryQuality(SpecPart):
-    """Answers of the candidate against those of the baseline; null lifts a limit."""
+    """Limits of the difference between the candidate's and the baseline's answers; null lifts a limit."""
 
     sqnr_db: float = Field(15.0, description="an answer nearer than that to the baseline's counts as the same")
     disagreement: Annotated[float, Field(gt=0, lt=1)] | Literal["noise"] | None = Field(
@@ -25,7 +25,7 @@ class CanaryQuality(SpecPart):
 
 
 class Canary(SpecPart):
-    """What a candidate may be worse by, at most (docs/guides/canary.md). Null lifts a threshold."""
+    """By how much a candidate may be worse at most (docs/guides/canary.md). Null lifts a threshold."""
 
     latency: dict[str, float | None] = Field(
         {}, description="relative slowdown by quantile, e.g. {p50: 0.02, p99: 0.05}"
@@ -47,7 +47,7 @@ class Canary(SpecPart):
 
 
 class _LimitValues(SpecPart):
-    """Limits of one stage. What is not given keeps its documented default (docs/concepts/validation.md); null lifts a
+    """Limits of one stage. A missing limit has its documented default (docs/concepts/validation.md); null lifts a
     limit.
     """
 
@@ -87,7 +87,7 @@ class Latency(SpecPart):
 
 
 class Calls(SpecPart):
-    """Sizes and repeated calls that an engine is tried with beside its golden set (docs/concepts/validation.md)."""
+    """Trials of an engine besides its golden set: other sizes and repeated calls (docs/concepts/validation.md)."""
 
     seconds: float | None = Field(None, gt=0, le=86400, description="for each engine; null: by number and CPU time")
 
@@ -97,7 +97,7 @@ def _unless_off(value: object) -> object:
 
 
 class Validation(SpecPart):
-    """What counts as the same function, and what a canary tolerates."""
+    """The limits within which an engine counts as the same function, and the limits of a canary."""
 
     limits: dict[Precision, StageLimits] = Field({})
     attribution: Annotated[Literal["automatic", "off"], BeforeValidator(off)] = Field(

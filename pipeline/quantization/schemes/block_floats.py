@@ -1,11 +1,11 @@
 """NVFP4 and MXFP8: floats of 4 and 8 bits in blocks, each with a scale of its own; their arithmetic, and their graphs.
 
 NVFP4 (NVIDIA, "Introducing NVFP4", 2025): 16 numbers of e2m1 share a scale of e4m3, and a tensor has a global scale in
-fp32. MXFP8 (OCP, "Microscaling Formats", 2023): 32 numbers of e4m3 share a power of two. Blocks lie along the depth of
-a product. Scales of activations are made at run time, from the largest magnitude of each block.
+fp32. MXFP8 (OCP, "Microscaling Formats", 2023): 32 numbers of e4m3 share a power of two. Blocks are along the depth of
+a product. Scales of activations are computed at run time, from the largest magnitude of each block.
 
 Global scales are powers of two here, so that a scale times a code is exact in fp16 and in fp32. Every runtime then
-computes with the same weights, and quantizing weights that lie on the grid returns them unchanged.
+computes with the same weights, and quantizing weights that are on the grid returns them unchanged.
 
 ONNX has no operators for these blocks, so TensorRT's parser has its own (domain `trt`; TensorRT-RTX 1.7). ONNX Runtime
 has no kernels for them, nor for e2m1: `emulate_blocks` returns a graph of standard operators that computes the same
@@ -40,12 +40,12 @@ E2M1, E4M3 = np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e4m3fn
 LARGEST_E2M1, LARGEST_E4M3 = np.float32(6), np.float32(448)
 # FLOAT4E2M1 exists in ONNX from these versions on.
 LOWEST_OPSET, LOWEST_IR = 23, 11
-# The global scale of activations leaves room for values so many times as large as calibration saw. e4m3 has scales for
-# it: between 1 and 64 nothing changed on MiniLM; 0.5 cost 6 dB.
+# The global scale of activations leaves room for values this many times as large as in calibration. e4m3 has enough
+# scales: between 1 and 64 nothing changed on MiniLM; 0.5 cost 6 dB.
 HEADROOM = 4
-# Scales of a block that are tried, in steps of e4m3 from the one that puts the largest magnitude at 6: four over six
-# (Cook et al., "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling", 2025) is one of them.
-# The others put it at each smaller code, for weights that lie on the grid.
+# The tried scales of a block: steps of e4m3 from the scale that puts the largest magnitude at 6 (four over six of Cook
+# et al., "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling", 2025, is one of them); and the
+# scales that put it at each smaller code, for weights that are on the grid.
 _STEPS, _CODES = range(-2, 7), (3.0, 2.0, 1.5, 1.0, 0.5)
 _BIAS = 127  # of an exponent in E8M0
 
@@ -57,7 +57,7 @@ def power_of_two(least_value: float) -> np.float32:
 
 
 def round_e2m1(values: NDArray[np.floating]) -> Floats:
-    """The values, of any shape, rounded to e2m1, halves to even; 6 is the largest. As `astype(E2M1)`, and faster."""
+    """The values, of any shape, rounded to e2m1, halves to even; 6 is the largest. Faster than `astype(E2M1)`."""
     sizes = np.minimum(np.abs(values), LARGEST_E2M1)
     steps = np.where(sizes < 2, np.float32(0.5), np.where(sizes < 4, np.float32(1), np.float32(2)))
     return np.asarray(np.copysign(np.rint(sizes / steps) * steps, values), np.float32)
@@ -71,8 +71,8 @@ def round_e4m3(values: NDArray[np.floating]) -> Floats:
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A format of weights and, with `activations`, of what they are multiplied with in blocks. block: numbers in one; 0
-    for whole channels.  name: of the format.  four_bits: whether its numbers are e2m1; else e4m3."""
+    """A format of weights and, with `activations`, of their activations, in blocks. block: numbers in a block; 0 for
+    whole channels.  name: of the format.  four_bits: whether its numbers are e2m1; else e4m3."""
 
     name: str
     block: int
@@ -80,13 +80,13 @@ class BlockFormat:
     four_bits: bool
 
     def round(self, values: NDArray[np.floating]) -> Floats:
-        """The values, over their scales, on the grid of the codes."""
+        """Values that were divided by their scales, rounded to the grid of the codes."""
         return round_e2m1(values) if self.four_bits else round_e4m3(values)
 
     def scales(self, weight: Floats, importance: Floats | None = None) -> Floats:
         """The scale of each block of rows of a weight, [depth / block, channels]. importance: of each row's squared
-        error, [depth]; an e4m3 scale is the one with the least error, an E8M0 scale the smallest that overflows
-        nothing."""
+        error, [depth]. An e4m3 scale is the one with the least error; an E8M0 scale is the smallest without overflow.
+        """
         blocks = weight.reshape(-1, self.block or len(weight), weight.shape[-1])
         amax = np.abs(blocks).max(axis=1)
         if not self.block:
@@ -104,7 +104,7 @@ class BlockFormat:
         return best_scales
 
     def encode(self, weight: Floats) -> tuple[Array, Array, np.float32]:
-        """(codes, scales as they are stored, global scale) of a weight [depth, channels], in blocks of rows."""
+        """(codes, stored scales, global scale) of a weight [depth, channels], in blocks of rows."""
         scales = self.scales(weight)
         ratios = np.asarray(weight / np.repeat(scales, self.block, axis=0), np.float32)
         if not self.four_bits:
@@ -135,9 +135,9 @@ FORMATS: Mapping[Precision, BlockFormat] = {
     "mxfp8": BlockFormat("mxfp8", 32, activations=True, four_bits=False),
 }
 
-# fp8 as a search rounds its weights. It is written with QuantizeLinear (`schemes.qdq`). MiniLM on held-out sentences:
-# activations in e4m3 alone leave 27.7 dB, weights alone 28.4, both 25.1: 27 dB take products in fp16. In NVFP4
-# activations alone leave 16.9.
+# fp8, for rounding weights in a search; its graphs have QuantizeLinear (`schemes.qdq`). MiniLM on held-out sentences:
+# activations in e4m3 alone leave 27.7 dB, weights alone 28.4, both 25.1: 27 dB require products in fp16. In NVFP4,
+# activations alone leave 16.9 dB.
 FP8 = BlockFormat("fp8", 0, activations=False, four_bits=False)
 
 
@@ -154,13 +154,13 @@ def powers_of(exponents: NDArray[np.int32]) -> Floats:
 
 
 def global_scale(weight: Floats) -> np.float32:
-    """The global scale of an NVFP4 weight: blocks may then have any code for their largest magnitude."""
+    """The global scale of an NVFP4 weight, with which blocks may have any code for their largest magnitude."""
     amax = float(np.abs(weight).max(initial=0.0))
     return power_of_two(max(amax / float(LARGEST_E4M3) * 2, 2.0**-126))
 
 
 def activation_scale(reach: float) -> np.float32:
-    """The global scale of an NVFP4 activation that calibration saw reach so far."""
+    """The global scale of an NVFP4 activation. reach: its largest magnitude in calibration."""
     return power_of_two(HEADROOM * reach / float(LARGEST_E2M1 * LARGEST_E4M3))
 
 
@@ -179,13 +179,13 @@ def quantize_blocks(
     overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with its MatMuls and Gemms by constants in the format, where that can be; and notes.
+    """The model with the MatMuls and Gemms that have constant weights in the format, where possible; and notes.
 
     If the format has activations and ranges are known, other nodes with weights are in fp8, or in int8 if `overrides`
     says so; the rest is in the scheme's float precision.
 
     overrides: node -> precision; in NVFP4 also MXFP8.
-    Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of reach.
+    Raises DataError if ranges lack a tensor that NVFP4 needs, ModelError if the opset cannot be raised to 23.
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
@@ -213,7 +213,7 @@ def quantize_blocks(
 def find_block_sites(
     graph: ModelProto, form: BlockFormat, overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> tuple[list[Site], list[tuple[Site, str]], tuple[FloatNode, ...]]:
-    """The sites of a prepared model that take the format, or the block format that overrides say; the others, with the
+    """The sites of a prepared model that take the format, or the block format of an override; the other sites, with the
     reason; and nodes that are no sites."""
     sites, unsupported_nodes = find_sites(graph)
     shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
@@ -264,7 +264,7 @@ def _quantize_rest(
     """The nodes that get Q/DQ in fp8 or int8, in place, and those that stay in float."""
     eight_bit_nodes, float_nodes = list[FloatNode](), list[FloatNode]()
     for grid in ("fp8", "int8"):
-        insertion = Insertion(graph, GRIDS[grid])  # each sees the names that the one before has added
+        insertion = Insertion(graph, GRIDS[grid])  # the second one knows the names that the first one added
         for site, reason in other_sites:
             node, is_wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
             if _rest_grid(site.node, overrides) != grid:
@@ -284,7 +284,7 @@ def _rest_grid(node: str, overrides: Mapping[str, OverridePrecision]) -> Literal
 
 
 def _as_product(site: Site, insertion: Insertion) -> Floats:
-    """The weight [depth, channels] of a node, which becomes a MatMul, and an Add for its bias, in place.
+    """Turn a node into a MatMul, with an Add for its bias, in place; return its weight [depth, channels].
 
     With scales along the channels, or a Gemm, TensorRT-RTX's engines are 1.4 times as large (measured on a layer of
     256 x 128).
@@ -373,8 +373,8 @@ class _Writer:
         self.nodes.append(node)
 
 
-# What TensorRT's dynamic quantization and the dequantization behind it compute, in standard operators. split, whole:
-# the shapes of blocks and of the tensor.
+# TensorRT's dynamic quantization and the dequantization behind it, in standard operators. split, whole: the shapes of
+# blocks and of the tensor.
 _TWINS = f"""
 <domain: "twin", opset_import: ["": {LOWEST_OPSET}]>
 Nvfp4 (x, scale, split, whole) => (y) {{
@@ -451,7 +451,7 @@ def needs_blocks_emulated(model: ModelProto) -> bool:
 
 
 def emulate_blocks(model: ModelProto) -> ModelProto:
-    """A graph of standard operators that gives the same numbers as one of `quantize_blocks`, for ONNX Runtime."""
+    """A graph of standard operators, for ONNX Runtime, that computes the same as a graph of `quantize_blocks`."""
     twin = ModelProto()
     twin.CopyFrom(model)
     _Twin(twin).rewrite()
@@ -476,7 +476,7 @@ class _Twin:
             if node.domain == "trt" and node.op_type.endswith("DynamicQuantize"):
                 continue
             if producer is not None and producer.domain == "trt":
-                if node.input[0] == producer.output[0]:  # else these are the scales, which the twin makes itself
+                if node.input[0] == producer.output[0]:  # else these are the scales, which the twin computes itself
                     nodes += self._dynamic(node, producer)
             elif not self._stored(node):
                 nodes.append(node)
@@ -492,7 +492,8 @@ class _Twin:
         set_items(self.model.opset_import, [*imports, *([helper.make_opsetid("twin", 1)] if sources else [])])
 
     def _stored(self, node: NodeProto) -> bool:
-        """Whether a node dequantizes a stored weight in blocks: what it means is then a constant of the node's name."""
+        """Whether a node dequantizes a stored weight in blocks; if so, add the values as a constant with its result's
+        name."""
         codes, block_size = self.initializers.get(node.input[0]), attribute_of(node, "block_size", 0)
         is_fp4 = codes is not None and codes.data_type == TensorProto.FLOAT4E2M1
         if codes is None or not block_size or not (is_fp4 or node.domain == "trt"):
@@ -514,10 +515,10 @@ class _Twin:
         return True
 
     def _dynamic(self, node: NodeProto, maker: NodeProto) -> list[NodeProto]:
-        """The nodes in the place of an activation's quantization and of its dequantization `node`."""
+        """The nodes that replace an activation's dynamic quantization and its dequantization `node`."""
         source, result = maker.input[0], node.output[0]
         block_size = attribute_of(maker, "block_size", 0)
-        leading_zeros = [0] * (len(self.shapes[source].dim) - 1)  # they stay
+        leading_zeros = [0] * (len(self.shapes[source].dim) - 1)  # 0: unchanged
         split_name = self._constant(f"{result}/split", np.array([*leading_zeros, -1, block_size], np.int64))
         full_shape = self._constant(f"{result}/whole", np.array([*leading_zeros, -1], np.int64))
         is_fp4 = maker.op_type == "TRT_FP4DynamicQuantize"

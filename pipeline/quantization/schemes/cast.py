@@ -40,21 +40,20 @@ from pipeline.quantization.schemes.half_floats import (
     typed_by_attribute,
 )
 
-# Which tensors a 16-bit float type makes zero where that shows: x / 0 is NaN or infinite, and a small factor vanishes.
+# The tensors that a 16-bit float type makes zero with an effect: x / 0 is NaN or infinite, and a small factor vanishes.
 #
-# A single small weight among large ones adds nothing that a rounded sum could hold, and is cast with them. Kept in fp32
-# are
-# - a constant that loses more to zero than rounding takes from it (2^-11 of its norm): a factor of 1e-9;
-# - a constant with any such value that something divides by, or takes the root or the logarithm of: directly, or after
-#   it was added or compared, as the epsilon of a normalization is;
-# - a tensor that was measured, and stayed below the type's normal numbers.
-# Biases of weighted nodes are added to large sums, and scales of Q/DQ are raised instead (`cast`).
+# A single small weight among large ones does not change a rounded sum, and is cast with them. Kept in fp32 are
+# - a constant that loses more of its norm to underflow than to rounding (2^-11): a factor of 1e-9;
+# - a constant with any value that underflows, if a node divides by it, or takes its root or its logarithm: directly, or
+#   after an addition or comparison, as with the epsilon of a normalization;
+# - a measured tensor that stayed below the type's normal numbers.
+# Biases of weighted nodes are cast, because they are added to large sums. Scales of Q/DQ are raised instead.
 
-# The share of a constant's norm that rounding to fp16 takes at most.
+# The greatest share of a constant's norm that rounding to fp16 loses.
 _ROUNDING = 2.0**-11
-# Operator -> the place of the operand that must not be zero.
+# Operator -> index of the operand that must not be zero.
 _SENSITIVE = {"Div": 1, "Log": 0, "Reciprocal": 0, "Sqrt": 0}
-# Operators that a small summand or bound passes, as the least of what they give.
+# Operators whose least result can be a small summand or bound.
 _ADDING = {"Add", "Clip", "Max", "Sum", "Where"}
 _MOVING = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 _CARRYING = _MOVING | {"Abs", "Clip", "Max"}
@@ -64,7 +63,7 @@ _SCALED = {"DequantizeLinear", "QuantizeLinear"}
 
 
 def find_too_small(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
-    """The tensors of a tidy model that `half` would make zero where that shows, each with the reason."""
+    """The tensors of a tidy model that `half` would make zero with an effect, each with the reason."""
     search = _UnderflowSearch(model.graph, half, ranges)
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
@@ -80,7 +79,7 @@ def find_too_small(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -
 
 
 class _UnderflowSearch:
-    """Collects the tensors to keep. found: tensor -> the reason.  faded: those that are small throughout."""
+    """Collects the tensors to keep in fp32. found: tensor -> reason.  faded: tensors that are small throughout."""
 
     def __init__(self, graph: GraphProto, half: HalfFormat, ranges: Ranges | None) -> None:
         self.half, self.ranges = half, ranges
@@ -90,7 +89,7 @@ class _UnderflowSearch:
         self.faded: dict[str, str] = {}
 
     def judge_constant(self, tensor: TensorProto) -> None:
-        """Keep a constant that vanishes, and the path from an epsilon to what divides by it."""
+        """Keep a constant that underflows, and the tensors from an epsilon to the node that divides by it."""
         values = to_array(tensor)
         zero_mask = (values != 0) & (self.half.narrow(values) == 0)
         if not zero_mask.any():
@@ -115,8 +114,8 @@ class _UnderflowSearch:
             self.found[name] = f"tensor {name!r} reached only {amax:.3g} in calibration, {exact_text}"
 
     def judge_logarithms(self, nodes: Sequence[NodeProto]) -> None:
-        """Keep the argument of a logarithm, unless it never came near zero: below the normal numbers a probability has
-        few digits or is 0, and its logarithm is an output of ordinary size, or infinite."""
+        """Keep the argument of a logarithm, unless it is always far from zero. Below the normal numbers, a probability
+        has few digits or is 0; its logarithm is then inexact, or infinite."""
         if self.half.tiny < 1e-10:  # bfloat16 reaches as far as float32
             return
         for node in nodes:
@@ -125,7 +124,7 @@ class _UnderflowSearch:
                 self.found.setdefault(node.input[0], f"a logarithm is taken of {node.input[0]!r}: {exact_text}")
 
     def spread(self, nodes: Sequence[NodeProto]) -> None:
-        """Keep the unmeasured products of factors that vanish."""
+        """Keep the unmeasured products of factors that underflow."""
         for node in nodes:
             reason = next((self.faded[name] for name in node.input if name in self.faded), None)
             divides_faded = node.op_type == "Div" and node.input[0] in self.faded
@@ -137,9 +136,9 @@ class _UnderflowSearch:
                     self.found.setdefault(name, f"{reason} in {self.half.name}")
 
     def _follow(self, name: str, node: NodeProto, bound: float, steps_left: int = 12) -> set[str]:
-        """The tensors from `name`, read by a node, up to one that must not be zero; none where there is no such one.
+        """The tensors from `name`, which a node reads, to a tensor that must not be zero; empty if there is none.
 
-        bound: the smallest magnitude that the tensor then has.
+        bound: the smallest magnitude of the tensor.
         """
         if _SENSITIVE.get(node.op_type, -1) in [i for i, operand in enumerate(node.input) if operand == name]:
             root = math.sqrt(bound)
@@ -156,7 +155,7 @@ class _UnderflowSearch:
         return {reader for node in self.readers.get(name, ()) for reader in self._follow(name, node, bound, steps_left)}
 
     def _stays_large(self, name: str) -> bool:
-        """Whether a tensor was measured, and never came near zero."""
+        """Whether a tensor was measured, and was always far from zero."""
         if self.ranges is None or name not in self.ranges.tensors:
             return False
         source = self.ranges.sources.get(name)
@@ -165,7 +164,7 @@ class _UnderflowSearch:
 
 
 def _is_factor(name: str, node: NodeProto) -> bool:
-    """Whether a node multiplies by a constant, or works with it in another way than adding it."""
+    """Whether a node multiplies by a constant, or uses it in another way than adding or comparing it."""
     input_index = list(node.input).index(name) if name in node.input else 0
     if node.op_type in _SCALED or (node.op_type in _BIASED and input_index == 2):
         return False
@@ -177,15 +176,15 @@ def _norm(values: Array) -> float:
     return float(np.sqrt(np.square(finite_values).sum()))
 
 
-# fp16 and bf16 graphs: every node that may compute in the 16-bit type does, the rest stays in fp32, and notes say so.
+# fp16 and bf16 graphs: every node that can compute in the 16-bit type does. The other nodes stay in fp32, with notes.
 #
-# The operator's own schema decides what may be narrowed: an input whose type variable does not allow the type (the
-# scales of Resize, the limits of Range) keeps fp32, and casts appear where the two meet. Inputs and outputs of the
-# model stay fp32 unless asked otherwise.
+# The operator's own schema decides which inputs may be narrowed: an input whose type variable does not allow the type
+# (the scales of Resize, the limits of Range) stays fp32, and casts connect the two types. Inputs and outputs of the
+# model stay fp32 by default.
 #
-# `emulate` makes an fp32 graph with the same arithmetic, for machines without 16-bit kernels. Such a kernel computes in
-# fp32 inside and rounds its result once. So an fp32 graph that rounds every 16-bit tensor, by a cast to the type and
-# back, computes what a GPU with fp32 accumulation computes, but for the order of sums. onnxruntime's own CPU path does
+# `emulate` writes an fp32 graph with the same arithmetic, for machines without 16-bit kernels. Such a kernel computes
+# in fp32 inside and rounds its result once. So an fp32 graph that rounds every 16-bit tensor, by a cast to the type and
+# back, computes the same as a GPU with fp32 accumulation, except for the order of sums. onnxruntime's own CPU path does
 # less: it keeps fp32 between fp16 nodes (seen in 1.31: the root of the square of 1000 is 1000 there, where fp16 has
 # infinity), and it has no bf16 kernels at all.
 
@@ -196,7 +195,7 @@ _TYPES = ("to", "dtype", "output_dtype")
 _BF16_OPSET = 22
 # Operators that carry the work.
 _PRODUCTS = {*_BIASED, "Attention", "Einsum", "GRU", "LSTM", "MatMul", "RNN"}
-# Operators that compute nothing: a graph of which these alone were cast is no fp16 graph.
+# Operators that compute nothing: a graph in which only these were cast is no fp16 graph.
 _PASSING_ON = ("Cast", "Identity")
 
 
@@ -207,7 +206,7 @@ def cast_float(
     keep: Mapping[str, str] = MappingProxyType({}),
     ranges: Ranges | None = None,
 ) -> tuple[ModelProto, CastNotes]:
-    """The model computing in a 16-bit float type, and what was cast.
+    """The model in a 16-bit float type, and notes on the cast.
 
     keep_io: inputs and outputs stay fp32.  keep: nodes to leave in fp32, with the reason.  ranges: of all activations
     (`insertion_points.activations`); without them overflow is judged by constants and operators.
@@ -215,11 +214,11 @@ def cast_float(
     """
     half, graph = HALVES[precision], tidy(model)
     if precision == "bf16":
-        with suppress(ModelError):  # where onnx cannot convert it, the convolutions stay in fp32
+        with suppress(ModelError):  # if onnx cannot convert it, the convolutions stay in fp32
             graph = tidy(raise_opset(graph, _BF16_OPSET))
     types = element_types(graph)
     float_nodes = _find_kept(graph, half, types, keep, ranges, LARGEST_FACTOR)
-    if len(float_nodes) == len(graph.graph.node):  # of a graph of squares alone, whether they fit is left to the proof
+    if len(float_nodes) == len(graph.graph.node):  # if all are squares, the proof shows whether they fit
         float_nodes = _find_kept(graph, half, types, keep, ranges, 1.0)
     rewrite = _CastRewrite(graph, half, types, {node.node for node in float_nodes}, keep_io)
     rewrite.run()
@@ -265,11 +264,11 @@ def _obstacle(
 
 
 def find_last_nodes(model: ModelProto) -> dict[str, str]:
-    """The nodes between the last products of a model and its float outputs, with the reason to leave them in fp32. Of a
-    residual stream these are the nodes behind its last branch with a product.
+    """The nodes between the last products of a model and its float outputs, with the reason to leave them in fp32. In a
+    residual stream, these are the nodes behind its last branch with a product.
 
-    A bias that is large beside what varies takes the digits of a 16-bit sum. In fp32, as the outputs are, the sum keeps
-    them; the products are still in 16 bits, but for one that adds the bias itself.
+    A bias that is large compared with the variation uses the digits of a 16-bit sum. A sum in fp32, the type of the
+    outputs, keeps them. The products stay in 16 bits, except a product that adds the bias itself.
     """
     tidy_model = tidy(model)
     producers, types = {name: node for node in tidy_model.graph.node for name in node.output}, element_types(tidy_model)
@@ -293,10 +292,10 @@ def find_last_nodes(model: ModelProto) -> dict[str, str]:
 
 
 class _CastRewrite:
-    """One pass over the nodes in order, casting what each one reads to the type it wants.
+    """One pass over the nodes in order, which casts the inputs of each node to the types that it needs.
 
     types: element types before the pass.  stored: element types now.  available: (original name, type) -> name of the
-    tensor that holds that value in that type.  cast: number of nodes that compute in 16 bits.
+    tensor with this value in this type.  cast: number of nodes that compute in 16 bits.
     """
 
     def __init__(
@@ -346,7 +345,7 @@ class _CastRewrite:
             self._store(node, index)
 
     def _choose_positions(self, node: NodeProto) -> tuple[set[int], set[int]]:
-        """Positions of a node's inputs and outputs that become half; sets the type attribute where one decides."""
+        """Positions of a node's inputs and outputs that become half; sets the type attribute, if one decides."""
         if node.name in self.float_names:
             return set(), set()
         passes_on = node.op_type in _PASSING_ON and node.input[0] in self.initializers
@@ -358,7 +357,7 @@ class _CastRewrite:
         input_indices, output_indices = narrowable_positions(node, self.half, self.types, self.opset)
         output_indices = {i for i in output_indices if self.types.get(node.output[i]) == FLOAT}
         if not output_indices and node.op_type != "QuantizeLinear":
-            # A comparison or an index takes its inputs as they come: rounding them would only lose.
+            # A comparison or an index reads its inputs in their present types: rounding would only lose digits.
             dynamic_indices = {i for i in input_indices if node.input[i] not in self.initializers}
             return (input_indices if dynamic_indices and dynamic_indices <= self._already_half(node) else set()), set()
         return input_indices, output_indices
@@ -367,7 +366,7 @@ class _CastRewrite:
         return {i for i, name in enumerate(node.input) if self.stored.get(name) == self.half.element_type}
 
     def _store(self, node: NodeProto, index: int) -> None:
-        """Note that an output is half now; an output of the model gets a cast back under its own name."""
+        """Record that an output is half now; an output of the model gets a cast back under its own name."""
         name = node.output[index]
         self.stored[name] = self.half.element_type
         if name in self.outputs and self.keep_io:
@@ -377,7 +376,7 @@ class _CastRewrite:
             self.available |= {(name, self.half.element_type): half_name, (name, FLOAT): name}
 
     def _cast_input(self, name: str, element_type: int, scale: bool = False) -> str:
-        """The name of a tensor holding `name` in type `element_type`, made on first demand."""
+        """The name of the tensor with the value of `name` in type `element_type`, which is added on first use."""
         cast_name = self.available.get((name, element_type), name if self.stored.get(name) == element_type else None)
         if cast_name is None:
             cast_name = unused_name(f"{name}_{'fp32' if element_type == FLOAT else self.half.name}", self.taken)
@@ -408,7 +407,7 @@ def emulate(model: ModelProto) -> ModelProto:
     """An fp32 graph that rounds wherever the given fp16 or bf16 graph would; 16-bit outputs become fp32.
 
     Inputs keep their type, so that data still fits. Run it with onnxruntime's optimizations off (ORT_DISABLE_ALL): some
-    of them take casts for no-ops. Control flow is not entered: its bodies stay in fp32 in graphs of `cast_float`.
+    of them remove casts as no-ops. Control flow is not entered: its bodies stay in fp32 in graphs of `cast_float`.
     """
     copy = tidy(model)
     graph, types = copy.graph, element_types(copy)
@@ -446,7 +445,7 @@ def emulate(model: ModelProto) -> ModelProto:
 
 
 def needs_emulation(model: ModelProto) -> bool:
-    """Whether `emulate` changes more than the order of nodes: for 16-bit floats, and Constant nodes, which it lifts."""
+    """Whether a graph has 16-bit floats or Constant nodes; otherwise `emulate` changes only the order of nodes."""
     graphs = [*walk_graphs(model.graph)]
     tensors = [tensor.data_type for graph in graphs for tensor in graph.initializer]
     tensors += [value.type.tensor_type.elem_type for graph in graphs for value in (*graph.input, *graph.output)]
@@ -464,7 +463,7 @@ def _widen_attributes(node: NodeProto) -> None:
 
 
 def _widen_outside(tensor: TensorProto) -> NodeProto:
-    """The node that widens a 16-bit weight in a file, which gets another name, in place: a copy would take its room."""
+    """The node that widens a 16-bit weight in a file. The weight gets another name, in place: a copy takes memory."""
     name, tensor.name = tensor.name, f"{tensor.name}/stored"
     return helper.make_node("Cast", [tensor.name], [name], name=f"{name}/widen", to=FLOAT)
 

@@ -1,8 +1,8 @@
-"""fp16 and bf16: how numbers round to them, which operators have a form in them, and which tensors they cannot hold.
+"""fp16 and bf16: rounding to them, the operators that have a form in them, and the tensors that they cannot hold.
 
-That a tensor is too large is known from, best first: its measured range; the value of a constant; and, where nothing
-was measured, propagation: an additive mask of -1e9 makes the sum it is added to just as large, until an operator that
-bounds its result ends it. What grows with the square of the inputs needs more room than they do.
+The size of a tensor follows from, best first: its measured range; the value of a constant; and, if nothing was
+measured, propagation: an additive mask of -1e9 makes each sum with it as large, up to an operator that bounds its
+result. A tensor that grows with the square of the inputs needs more headroom than they do.
 """
 
 import math
@@ -34,7 +34,7 @@ class HalfFormat:
     narrow_range: bool
 
     def narrow(self, values: Array) -> Array:
-        """The values, of any shape, rounded to this type, to nearest even; what is too large becomes infinite."""
+        """The values, of any shape, rounded to this type, to nearest even; too large values become infinite."""
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(self.dtype)
 
@@ -52,21 +52,21 @@ HALVES: Mapping[str, HalfFormat] = {
 }
 
 FLOAT = TensorProto.FLOAT
-# Their result type follows an attribute, or the input in a way that the schema does not state; of
-# MeanVarianceNormalization and TreeEnsemble onnxruntime loads no fp16 form, although onnx has one.
+# Operators whose result type follows an attribute, or the input in a way that the schema does not state; and
+# MeanVarianceNormalization and TreeEnsemble, whose fp16 form exists in onnx, but onnxruntime does not load it.
 _DRAWING = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 _UNCASTABLE = {*_DRAWING, "AffineGrid", "EyeLike", "MeanVarianceNormalization", "TreeEnsemble"}
-# Calibration sees a sample of what the model will meet: a measured range counts as too large from half the limit on.
+# Calibration has only a sample of the inputs in use: a measured range counts as too large from half the limit on.
 HEADROOM = 2.0
-# A proof multiplies inputs by as much (`FACTORS` of `validation/fuzz/cases.py`, which is no part of a graph's key).
+# A proof multiplies inputs by up to this (`FACTORS` of `validation/fuzz/cases.py`, which is no part of a graph's key).
 LARGEST_FACTOR = 64.0
 _REDUCING = {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"}
 _ARITHMETIC = {"Abs", "Add", "Max", "Mean", "Min", "Mul", "Neg", "Sub", "Sum", *_REDUCING}
 _INDEXING = {"Gather", "GatherElements", "GatherND", "Pad", "Slice", "Split", "Tile", "Where"}
 _MOVING = {"Concat", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# Their results are as large as their inputs, or larger.
+# Operators whose results are as large as their inputs, or larger.
 _PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
-# Results that leave fp16 for quite ordinary inputs (a square passes it at 256, an exponential at 11.1).
+# Operators whose results exceed fp16 for ordinary inputs (a square from 256 on, an exponential from 11.1 on).
 _EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
 
 # Operators whose results grow with each factor, and operators with bounded results.
@@ -79,8 +79,8 @@ _BOUNDED = {
 _SQUARE = 1.5
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 _LARGEST_BOUND = 255.0  # of a Clip: the square of its result is below fp16's 65504
-# Operators that read places or angles: from which operand, and the error of a place that does no harm: none of a grid,
-# which has unit 1 for half an image, 1/16 pixel of a box, 1/256 radian.
+# Operators that read positions or angles -> (index of the operand, harmless error): 0 for a grid, whose unit is half an
+# image; 1/16 pixel for a box; 1/256 radian.
 _PLACES = {
     "Cos": (0, 2.0**-8),
     "GridSample": (1, 0.0),
@@ -177,9 +177,9 @@ def find_too_large(
 
 
 def _degrees(graph: GraphProto, types: Mapping[str, int]) -> dict[str, float]:
-    """By tensor, the power of the inputs' scale that it grows with: 2 of a product of two activations, 1 of its root, 0
-    of a ratio of two such, of what has bounds, and of what is no float, -1 of a reciprocal. A norm leaves fp16 long
-    before what is divided by it does."""
+    """By tensor, the power of the inputs' scale with which it grows: 2 for a product of two activations, 1 for its
+    root, 0 for a ratio of two products, a bounded tensor and a tensor that is no float, -1 for a reciprocal. A norm
+    exceeds fp16 long before its quotient does."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     degrees = {value.name: float(types.get(value.name) == FLOAT) for value in graph.input}
     for node in graph.node:
@@ -210,8 +210,8 @@ def _is_clipped(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
 
 
 def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
-    """The tensors of a tidy model whose absolute error matters and is too large in `half`, with the reason: the places
-    where images are sampled, boxes, angles; and the tensors that these are computed from, up to layers with weights."""
+    """The tensors of a tidy model whose absolute error matters and is too large in `half`, with the reason: positions
+    at which images are sampled, boxes, angles; and the tensors before them, up to layers with weights."""
     reasons = dict[str, str]()
     rounding = float(ml_dtypes.finfo(half.dtype).eps) / 2
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -233,7 +233,7 @@ def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> 
 
 
 def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None, headroom: float) -> str | None:
-    """The reason when a measured tensor is too large, '' when it is not, None when it was not measured."""
+    """The reason why a measured tensor is too large; '' if it is not, None if it was not measured."""
     amax = ranges.reach(name) if ranges else None
     if amax is None:
         return None

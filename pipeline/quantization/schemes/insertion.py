@@ -1,6 +1,6 @@
 """Q/DQ nodes: the grids that they round to, and `Insertion`, which puts them into a graph.
 
-Each reader of a tensor is rewired by itself, so that nodes that are not chosen keep reading the exact values.
+Each reader of a tensor is rewired separately, so nodes that are not quantized still read the exact values.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Grid:
     symmetric: bool = True
 
     def scale(self, low: float, high: float) -> tuple[float, int]:
-        """(scale, zero point) of one tensor for the range low..high; zero always lies on the grid exactly."""
+        """(scale, zero point) of one tensor for the range low..high; zero is always exactly on the grid."""
         if self.symmetric:
             return max(max(abs(low), abs(high)) / self.highest, SMALLEST_SCALE), 0
         low, high = min(low, 0.0), max(high, 0.0)
@@ -47,7 +47,7 @@ class Grid:
         return scales
 
     def rounded(self, values: Array, scales: Array, axis: int) -> Array:
-        """The values over scales [channels] along `axis`, in the grid's dtype; to nearest even, as ONNX says."""
+        """The values divided by scales [channels] along `axis`, in the grid's dtype; to nearest even, as in ONNX."""
         shape = [-1 if i == axis else 1 for i in range(values.ndim)]
         scaled_values = values.astype(np.float64) / scales.astype(np.float64).reshape(shape)
         if self.dtype.kind == "i":
@@ -66,8 +66,8 @@ GRIDS: Mapping[str, Grid] = {
 class Insertion:
     """Adds Q/DQ to a tidy graph in place; the nodes must be sorted afterwards (`graph.finish`).
 
-    grid: what activations are rounded to.  levels: the largest magnitude of int8 weights.  scales: of the tensors that
-    have a pair.  Each tensor gets one pair, however many nodes read it.
+    grid: of activations.  levels: the largest magnitude of int8 weights.  scales: of the tensors that have a pair.
+    Each tensor gets one pair for all nodes that read it.
     """
 
     def __init__(self, model: ModelProto, grid: Grid, levels: int = 127) -> None:
@@ -93,9 +93,9 @@ class Insertion:
         return self.scales[tensor]
 
     def write(self, maker: str, tensor: str, low: float, high: float) -> None:
-        """Put a pair behind a tensor, for all its readers: the pair's result takes over the name.
+        """Put a pair behind a tensor, for all its readers: the pair's result gets the tensor's name.
 
-        maker: the node whose kernel writes the tensor: its own, or the one before a Relu that was taken out (`fold`).
+        maker: the node whose kernel writes the tensor: its producer, or the node before a removed Relu (`fold`).
         """
         exact_name = unused_name(f"{tensor}_exact", self._taken)
         self.by_name[maker].output[0] = exact_name
@@ -103,7 +103,7 @@ class Insertion:
         self.scales[tensor] = self.scales.pop(exact_name)
 
     def fold(self, node: str) -> None:
-        """Remove a node whose work saturation does; `write` must then be called for its output."""
+        """Remove a node that saturation replaces; `write` must then be called for its output."""
         self.graph.node.remove(self.by_name.pop(node))
 
     def weight(self, node_name: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:
@@ -136,7 +136,7 @@ class Insertion:
         reader.input[2] = self._add("DequantizeLinear", inputs, f"{reader.input[2]}_dequantized", axis=0)
 
     def constant(self, values: Array, name: str) -> str:
-        """Add an initializer, by this name or, where it is taken, one like it; returns the name."""
+        """Add an initializer with this name or, if it is taken, a similar one; return the name."""
         new_name = unused_name(name, self._taken)
         self.graph.initializer.append(from_array(np.asarray(values, order="C"), new_name, self._outside))
         return new_name

@@ -50,7 +50,7 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
 
 
 def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
-    """Why an override leaves a node in float, or None where none does."""
+    """Why an override leaves a node in float; None if none does."""
     precision = overrides.get(node, "own")
     return None if precision in ("own", "int8", "mxfp8") else f"quantization.overrides says {precision}"
 

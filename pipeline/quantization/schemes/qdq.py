@@ -25,15 +25,15 @@ from pipeline.quantization.schemes.insertion import (
 )
 from pipeline.quantization.schemes.overrides import OverridePrecision, find_override, in_fp32
 
-# Where Q/DQ nodes lie, by the scheme of the backend.
+# The places of Q/DQ nodes, by the scheme of the backend.
 #
 # int8 (TensorRT): symmetric activations, per-channel weights with a Q/DQ pair of their own, float biases, and no Q/DQ
 # behind weighted nodes, so that a Relu fuses before the next quantization; the other operand of a residual Add is
 # quantized, so that the Add fuses too.
 # fp8 (TensorRT, sm_89 and later): the same places; the weights are stored as e4m3, behind one DequantizeLinear.
 # uint8 (onnxruntime on x86): asymmetric activations, weights stored as int8, int32 biases (float ones for a backend
-# that wants them), and Q/DQ behind each convolution (and its Relu) and what joins convolutions, without which its
-# integer kernels are not chosen.
+# that requires them), and Q/DQ behind each convolution (and its Relu) and behind nodes that join convolutions; without
+# these Q/DQ, onnxruntime does not choose its integer kernels.
 # Weights use all 8 bits, or -64..64 (`QuantizationScheme.weight_levels`): on x86 without VNNI onnxruntime adds pairs of
 # uint8 x int8 products in 16 bits, which larger weights can saturate (its own documentation). There an engine with such
 # weights is opened in another way, and slower; docs/concepts/quantization.md#kinds-of-cpu has the price of both.
@@ -46,9 +46,9 @@ LOWEST_IR_FP8 = 9
 
 
 def carries_qdq(model: ModelProto) -> bool:
-    """Whether the model rounds what it computes with (trained with quantization, or quantized elsewhere).
+    """Whether the model rounds its operands (trained with quantization, or quantized elsewhere).
 
-    One with DequantizeLinear alone stores its weights in 8 or 4 bits and computes in float: it is no int8 model.
+    A model with DequantizeLinear alone stores weights in 8 or 4 bits and computes in float: it is no int8 model.
     """
     op_types = {node.op_type for node in model.graph.node}
     return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}
@@ -60,12 +60,12 @@ def quantize_int8(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision] | None = None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with Q/DQ around each weighted node that has a usable range and what fuses with it, and what was done.
+    """The model with Q/DQ around weighted nodes with a usable range and around nodes that fuse with them; and notes.
 
     overrides: node name -> precision (`overrides.resolve`); nodes in 'fp32' or 'fp16' are left in float.
-    A model that carries Q/DQ comes back as it is. With `float_precision` fp16 the rest of the graph is cast as well,
-    inputs and outputs staying fp32.
-    Raises DataError when `ranges` lacks what a weighted node reads, ModelError when the opset is too old to be lifted.
+    A model that carries Q/DQ is returned unchanged. With `float_precision` fp16 the rest of the graph is cast as well;
+    inputs and outputs stay fp32.
+    Raises DataError if `ranges` lacks a tensor that a weighted node reads, ModelError if the opset cannot be raised.
     """
     return _quantize(model, ranges, scheme, scheme.activation, overrides or {})
 
@@ -110,9 +110,9 @@ def finish_rest(
     overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """A graph that was quantized in place, checked; what is left in float is cast to fp16 where the scheme wants it.
+    """Finish and check a graph that was quantized in place; cast its float nodes to fp16 if the scheme requires it.
 
-    notes: what was done.  overrides: node -> precision.  ranges: None where nothing was measured.
+    notes: on the quantization.  overrides: node -> precision.  ranges: None if nothing was measured.
     """
     if scheme.float_precision == "fp32":
         return finish(graph), notes
@@ -125,12 +125,12 @@ def usable_sites(
 ) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
     """The sites of a prepared model to quantize to a grid of `GRIDS`, and those left in float with the reason.
 
-    Raises DataError when `ranges` lacks what one of them reads or writes.
+    Raises DataError if `ranges` lacks a tensor that a site reads or writes.
     """
     sites, unsupported_nodes = find_sites(graph)
     quantizable_sites, float_nodes = [], list(unsupported_nodes)
     for site in sites:
-        # A convolution gets Q/DQ behind it too on a CPU.
+        # On a CPU, a convolution gets Q/DQ behind it, too.
         measured_names = (site.activation, site.result)[: 2 if site.op_type == "Conv" and grid == "uint8" else 1]
         reason = find_override(site.node, overrides)
         if reason is None and grid == "uint8" and site.op_type == "ConvTranspose":
@@ -143,7 +143,7 @@ def usable_sites(
 
 
 def degenerate(tensor: str, ranges: Ranges) -> str | None:
-    """Why a tensor's range cannot be quantized, or None. Raises DataError when it was not measured."""
+    """Why a tensor's range cannot be quantized, or None. Raises DataError if the tensor was not measured."""
     amax = ranges.reach(tensor)
     if amax is None:
         raise DataError(f"the ranges lack tensor {tensor!r}; calibrate with this same model")
@@ -160,8 +160,8 @@ def degenerate(tensor: str, ranges: Ranges) -> str | None:
 
 
 def _beside(node: NodeProto, tensor: str, ranges: Ranges, overrides: Mapping[str, OverridePrecision]) -> str | None:
-    """Why a tensor beside the sites is left in float, or None. A missing range is a reason there, and no error: without
-    Q/DQ only a fusion is lost."""
+    """Why a tensor beside the sites is left in float, or None. Here, a missing range is a reason and no error: without
+    Q/DQ, only a fusion is lost."""
     if reason := find_override(node.name, overrides):
         return reason
     return f"tensor {tensor!r} was not measured" if ranges.reach(tensor) is None else degenerate(tensor, ranges)
@@ -174,7 +174,7 @@ def _insert_for_gpu(
     insertion: Insertion,
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
-    """Insert Q/DQ in place, as TensorRT wants it; returns the residual Adds that are left in float."""
+    """Insert Q/DQ in place, as TensorRT requires it; return the residual Adds that are left in float."""
     float_nodes = []
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
@@ -197,7 +197,7 @@ def _insert_for_cpu(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
-    """Insert Q/DQ in place, as onnxruntime's x86 kernels want it; returns the joins that are left in float."""
+    """Insert Q/DQ in place, as onnxruntime's x86 kernels require it; return the joins that are left in float."""
     nodes = {node.name: node for node in model.graph.node}
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
     insertion, float_nodes = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []
@@ -205,7 +205,7 @@ def _insert_for_cpu(
     def write(maker: str, tensor: str, fused_node: str | None, low: float, high: float) -> None:
         if fused_node:
             insertion.fold(fused_node)
-        # Behind a Relu, zero must be the grid's lowest number: saturation then does the Relu's work.
+        # Behind a Relu, zero must be the grid's lowest number: saturation then replaces the Relu.
         insertion.write(maker, tensor, 0.0 if fused_node in relus else low, high)
 
     convolutions = [site for site in sites if site.op_type == "Conv"]
@@ -232,7 +232,7 @@ def _insert_for_cpu(
 
 
 def _weight_and_bias(insertion: Insertion, site: Site, activation_scale: float) -> None:
-    """Store a site's weight as int8 and its bias, where the accumulator's grid can hold it, as int32."""
+    """Store a site's weight as int8, and its bias as int32 if the accumulator's grid can hold it."""
     node, scales = insertion.by_name[site.node], weight_scales(insertion, site.node, site.axis)
     alpha = attribute_of(node, "alpha", 1.0)
     if has_quantizable_bias(node, insertion.initializers, len(scales)) and alpha > 0:

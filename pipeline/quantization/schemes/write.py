@@ -26,8 +26,8 @@ from pipeline.quantization.schemes.qdq import LARGEST_REACH, carries_qdq, finish
 
 # Schemes that need no calibration, for the weighted MatMuls and Gemms: int8 scaled at run time, and int4 weights.
 #
-# int8-dynamic quantizes activations while the model runs, by the range that each run shows: an outlier costs only the
-# run that has it. In exchange each activation is read twice, and a result depends on what shares its batch. onnxruntime
+# int8-dynamic quantizes activations while the model runs, by the range in each run: an outlier affects only its own
+# run. In exchange, each activation is read twice, and a result depends on the other samples of its batch. onnxruntime
 # fuses the pattern into one kernel (DynamicQuantizeMatMul). Its ConvInteger is slower than a float convolution
 # (measured by its authors and by us), so convolutions stay in float.
 #
@@ -43,7 +43,7 @@ LOWEST, HIGHEST = -8, 7
 LOWEST_OPSET, LOWEST_IR = 21, 10
 # Scales to try, as shares of the one that reaches the block's largest magnitude at 7.
 SHARES = np.linspace(1.0, 0.6, 21)
-# Values of a weight that are looked at together, so that they stay in a core's cache (512 KiB): 7 to 10 times as fast.
+# Values of a weight that are searched together, so that they stay in a core's cache (512 KiB): 7 to 10 times as fast.
 _AT_ONCE = 1 << 17
 
 
@@ -53,9 +53,9 @@ def quantize_dynamic(
     ranges: Ranges | None = None,
     levels: int = 127,
 ) -> tuple[ModelProto, QuantizationNotes]:
-    """The model with its weighted MatMuls and Gemms in integers, scaled at run time, and what was done.
+    """The model with its weighted MatMuls and Gemms in integers, scaled at run time; and notes.
 
-    ranges: where there are some, activations that reach as far as a mask leave their node in float.
+    ranges: if given, nodes whose activations are as large as a mask stay in float.
     levels: the largest magnitude of the int8 weights.
     overrides: node -> precision.
     """
@@ -91,7 +91,7 @@ def _obstacle(
 
 
 class _DynamicRewrite:
-    """Replaces sites by integer arithmetic; each activation is quantized once for all that read it."""
+    """Replaces sites by integer arithmetic; each activation is quantized once for all its readers."""
 
     def __init__(self, model: ModelProto, levels: int) -> None:
         self.graph = model.graph
@@ -143,7 +143,7 @@ def quantize_int4(
 
     ranges: measured tensors, for the cast to fp16 only.
     overrides: node -> precision.
-    Raises ModelError when opset 21 is out of reach.
+    Raises ModelError if the opset cannot be raised to 21.
     """
     if carries_qdq(model):
         return model, QuantizationNotes(passed_through=True)
@@ -212,7 +212,7 @@ def _error(part: NDArray[np.float32], scales: NDArray[np.float32]) -> NDArray[np
 
 
 def _store(insertion: Insertion, site: Site, block: int) -> None:
-    """Put the int4 weight, [depth, channels], and its DequantizeLinear in the place of the float one."""
+    """Replace a float weight by an int4 weight, [depth, channels], and its DequantizeLinear."""
     node = insertion.by_name[site.node]
     values = to_array(insertion.initializers[site.weight])
     if site.axis == 0:  # Gemm with transB
@@ -244,16 +244,16 @@ def write(
     *,
     keep_io: bool = True,
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
-    """The model in a precision other than fp32, and notes on what was done and what was left alone.
+    """The model in a precision other than fp32, and notes on changed and unchanged nodes.
 
-    scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
-    which tensors are too large.  float_nodes: nodes that a search leaves in float (node -> reason), or a cast in fp32;
-    in block formats with activations they are in fp8, or as `formats` says by node.
-    keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
-    them.
+    scheme: the backend's, for the quantized precisions.  ranges: required for int8 and fp8; in other precisions, they
+    show which tensors are too large.  float_nodes: node -> reason; nodes that a search leaves in float, or a cast in
+    fp32; in block formats with activations, these nodes are in fp8, or in their format in `formats`.
+    keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded at the inputs and outputs of
+    the graph.
     overrides: the spec's, by node or operator type.
-    Raises DataError where ranges are missing, InputError for an override that matches no node, ModelError for a graph
-    that cannot be written so.
+    Raises DataError if ranges are missing, InputError for an override that matches no node, ModelError for a graph that
+    cannot be written in this precision.
     """
     node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
     block_format, reasons = FORMATS.get(precision), float_nodes or {}
@@ -293,7 +293,7 @@ def write_searched(
     ranges: Ranges,
     overrides: Mapping[str, OverridePrecision],
 ) -> ModelProto:
-    """The graph of a prepared model in a precision that is searched, as ONNX Runtime runs it."""
+    """The graph of a prepared model in a searched precision, in a form that ONNX Runtime runs."""
     if precision in FORMATS:
         return emulate_blocks(quantize_blocks(model, precision, scheme, overrides, ranges)[0])
     quantize = quantize_fp8 if precision == "fp8" else quantize_int8

@@ -1,1 +1,1 @@
-"""What to quantize and how: outliers moved, weights rounded, sensitivity measured, the most compute kept in int8."""
+"""The mixed-precision search: moves outliers, rounds weights, measures sensitivity, keeps the most compute in int8."""

@@ -1,8 +1,8 @@
-"""Modelled time and bytes of a model of which some products are in a narrow format: a roofline of peak rates.
+"""The modelled time and bytes of a model with some products in narrow formats: a roofline of peak rates.
 
 Nodes that a compiler would fuse are one kernel (`validation.latency.roofline.breakdown.greedy_groups`). A kernel takes
 the longer of its operations at the peak rate of their format and of its bytes at the peak bandwidth (Williams, Waterman
-& Patterson, "Roofline", CACM 52, 2009). So times are too short; what counts is their quotient (`rates.ERROR`).
+& Patterson, "Roofline", CACM 52, 2009). So times are too short; only their quotients are used (`rates.ERROR`).
 """
 
 import math
@@ -22,8 +22,8 @@ from validation.latency.roofline.costs import GraphNode, count
 
 @dataclass(frozen=True)
 class _Kernel:
-    """Nodes that are fused. products: operations of those with products, by name.  others: of the others.  traffic:
-    bytes of what is read from outside or written for outside, by tensor, as the model has them."""
+    """Fused nodes. products: operations of the nodes with products, by name.  others: operations of the other nodes.
+    traffic: bytes in the model, by tensor, that are read from outside or written for outside."""
 
     products: Mapping[str, int]
     others: int
@@ -43,7 +43,7 @@ class CostModel:
 
     @classmethod
     def of(cls, model: ModelProto, shapes: Mapping[str, Shape]) -> "CostModel | None":
-        """From a prepared float model. shapes: of its inputs; None where shapes of the model contradict them."""
+        """The costs of a prepared float model; None if its shapes contradict `shapes`, those of its inputs."""
         try:
             graph = count(infer_at(model, shapes).graph)
         except (InferenceError, ValueError):
@@ -73,7 +73,7 @@ class CostModel:
         return round(sum(size * self._share(name, formats, floats) for name, size in self.weights.items()))
 
     def _share(self, tensor: str, formats: Mapping[str, str], floats: FloatPrecision) -> float:
-        """Bytes of a tensor over those that it has in fp32: fewer if all nodes that read it take a narrower format."""
+        """A tensor's bytes divided by its bytes in fp32: less than 1 if all its readers have a narrower format."""
         float_bits = 32 if floats == "fp32" else 16
         reader_formats = [formats.get(name) for name in self.readers.get(tensor, ())] or [None]
         index = 0 if tensor in self.weights else 1
@@ -95,8 +95,8 @@ def _fuse(group: Sequence[GraphNode], readers: Mapping[str, set[str]], outputs: 
 def model_graph(
     model: ModelProto, shapes: Mapping[str, Shape], formats: Mapping[str, str], floats: FloatPrecision
 ) -> dict[str, ModelledFigures]:
-    """`Graph.modelled` of a prepared float model with these nodes in these formats, and its other nodes in floats.
-    shapes: of its inputs; {} where shapes of the model contradict them."""
+    """`Graph.modelled` of a prepared float model with some nodes in `formats`, and its other nodes in floats; {} if its
+    shapes contradict `shapes`, those of its inputs."""
     if (costs := CostModel.of(model, shapes)) is None:
         return {}
     variants: list[tuple[Mapping[str, str], FloatPrecision]] = [(formats, floats), ({}, "fp32"), ({}, "fp16")]

@@ -1,10 +1,10 @@
-"""The limits that a graph is judged by (the quantization stage), asked of the graphs that a search tries.
+"""Applies the limits of a graph's own checks (the quantization stage) to the graphs that a search tries.
 
-The golden set proves what was chosen and chooses nothing, so a trial is compared on calibration samples, in the way and
-with the metrics of the graph's own checks. Those are other samples than the golden ones, and a search picks what is
-good on them. So each limit has a margin, and must hold on each of a few parts of the samples: a golden set is no
-larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
-output is about, are not lost among the others. The graph's checks have edges of other sizes too, so trials run at them.
+The golden set only proves a choice, so a trial is compared on calibration samples, with the methods and metrics of the
+graph's own checks. These are other samples than the golden ones, and a search chooses a graph that is good on them. So
+each limit has a margin, and must hold on each of a few parts of the samples. A golden set is no larger than such a
+part, and in a part, the few samples with most of the error, or that an element of an output depends on, still count.
+The graph's own checks have edges of other sizes too, so trials run at them.
 """
 
 import itertools
@@ -37,26 +37,26 @@ MARGIN_DB = 5.0
 
 # Parts of the runs that the limits must hold on; a trial ends with the first that fails.
 PARTS = 3
-# Samples that a trial is run on at the sizes of each edge, as long as all together are no more than MOST_EDGES: of
-# twenty lines of text cut to another size an int8 classifier misses its limits on five, and on which is chance.
+# The number of samples that a trial runs at the sizes of each edge, if all edges together have at most MOST_EDGES. Of
+# twenty lines of text cut to another size, an int8 classifier misses its limits on five, at random.
 EDGE_SAMPLES, MOST_EDGES = 4, 48
-# Of inputs and outputs of all edges together, which a search holds in memory.
+# The most bytes of inputs and outputs of all edges, which a search holds in memory.
 MOST_EDGE_BYTES = 256 << 20
 
 
 def deal(runs: Sequence[T]) -> list[T]:
-    """The runs, every third one first, so that each part has some of all."""
+    """The runs in another order: each of `PARTS` consecutive parts has every third run."""
     return [run for part_index in range(PARTS) for run in runs[part_index::PARTS]]
 
 
 def with_margin(floor: SearchFloor) -> SearchFloor:
-    """The floor, with the SQNR of its graph's limits, which says where to search; a floor without such limits is
+    """The floor, with the SQNR of its graph's limits, which guides the search; a floor without such limits is
     unchanged."""
     return replace(floor, sqnr_db=budget_of(floor.graph).sqnr_db) if floor.graph else floor
 
 
 def budget_of(limits: GraphLimits) -> Budget:
-    """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have none."""
+    """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have no margin."""
     base_limits = _plain_budget(limits)
     factor = 10 ** (MARGIN_DB / 20)
     set_limits = {name: limit for name, limit in base_limits.items() if limit is not None}
@@ -73,7 +73,7 @@ def _plain_budget(limits: GraphLimits) -> Budget:
 def make_edges(
     runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim], outputs: Sequence[Tensors] = ()
 ) -> list[dict[str, Array]]:
-    """Samples of the runs, resized to the edge sizes of a golden set; each sample of a batch is one result.
+    """Samples of the runs, resized to the edge sizes of a golden set, with the least batch.
 
     outputs: of the runs; they estimate the output bytes per input byte at the edges. Samples beyond `MOST_EDGE_BYTES`
     are left out.
@@ -98,9 +98,9 @@ def _count_bytes(*tensors: Tensors) -> int:
 
 
 class GraphJudge:
-    """Receives a trial's outputs, run by run, and counts failed checks. runs: inputs.  edges: inputs of
-    the runs behind these, at other sizes. Each keeps the graph's limits itself, without a margin: a golden set need not
-    have the hard samples by which its edges would be judged."""
+    """Receives a trial's outputs, run by run, and counts failed checks. runs: inputs.  edges: inputs of the later runs,
+    at other sizes. Each edge must keep the graph's limits, without a margin: a golden set may lack the hard samples by
+    which its edges would be judged."""
 
     def __init__(self, limits: GraphLimits, runs: Sequence[Tensors], edges: Sequence[Tensors] = ()) -> None:
         self.limits, self.runs, self._edges, self._edge_failures = limits, runs, edges, 0
@@ -110,8 +110,7 @@ class GraphJudge:
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
-        """Take the outputs of float model and trial for a run; returns whether a part of the runs, or an edge, fails
-        here."""
+        """Add the outputs of float model and trial for a run; return whether a part of the runs, or an edge, failed."""
         if self.is_edge(index):
             inputs = self._edges[index - len(self.runs)]
             pairs = {name: (values, actual[name]) for name, values in expected_outputs.items()}
@@ -154,7 +153,7 @@ class GraphJudge:
 
     @cached_property
     def _usual(self) -> dict[str, Drift]:
-        """The drift of the runs by output, which are all taken."""
+        """The drift of all runs, by output; read only after all runs were added."""
         usual_drifts: dict[str, Drift] = {}
         for run_part in self._parts:
             for output, drift in run_part.usual().items():
@@ -162,7 +161,7 @@ class GraphJudge:
         return usual_drifts
 
     def missed(self) -> int:
-        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
+        """The number of failed checks. A share of `MOST_CHANGED` of the decisions may change, and always one."""
         limits, usual_drifts = self._limits(budget_of(self.limits)), self._usual
         checks = [check for run_part in self._parts for check in run_part.checks(limits)]
         decision_results = decision_checks(usual_drifts, self.limits.metrics, self.limits.given)
@@ -173,7 +172,7 @@ class GraphJudge:
             (rows.flips, rows.count) for output in judged_outputs if (rows := as_decided(usual_drifts[output]).rows)
         ]
         if DECISIONS not in self.limits.given:
-            # A sample is repeated at a larger size, and a near tie in it: half as many may change there.
+            # A larger size repeats a sample with its near ties: half as many decisions may change there.
             weighted_drifts = [(1, drift) for drift in usual_drifts.values()]
             weighted_drifts += [(2, drift) for drift in self._edge_drifts.values()]
             decision_counts += [

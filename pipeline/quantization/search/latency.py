@@ -1,14 +1,14 @@
-"""Measures what int8 saves: a paired benchmark of engines of the whole model, one group in int8 against in float.
+"""Measures the time that int8 saves: a paired benchmark of the whole model, with one group in int8 and in float.
 
-The two engines run once each in a round, the order changing from round to round. Whole models and not single nodes,
-because what a group costs depends on its neighbours: a convolution between two integer ones needs no conversions,
-alone it needs two. A slow moment of the machine hits both sides of a round, so what counts is the difference within
-rounds, by its median.
+In a round, each of the two engines runs once; the order changes from round to round. Whole models are timed, not single
+nodes, because the cost of a group depends on its neighbours: a convolution between two integer ones needs no
+conversions, alone it needs two. A slow moment of the machine affects both sides of a round, so the result is the median
+of the differences within rounds.
 
-A group pays when it saves at least `MARGIN` of the model's time. Rounds are measured until the median is `CERTAINTY`
-standard errors away from that, or until `ROUNDS`. A loss counts only after `PATIENCE` rounds, and when the fastest run
-of either side says so too: on a busy machine one side can be slow for many rounds, but hardly in its best one. What is
-not clear by then stays in int8.
+Int8 pays for a group if it saves at least `MARGIN` of the model's time. Rounds are measured until the median is
+`CERTAINTY` standard errors away from that, or until `ROUNDS`. A loss counts only after `PATIENCE` rounds, and only if
+the fastest runs of both sides confirm it: on a busy machine one side can be slow for many rounds, but hardly in its
+fastest one. An undecided group stays in int8.
 """
 
 import itertools
@@ -49,7 +49,7 @@ class Timing:
     """Milliseconds of the whole model with one group in int8 and in float. saving_ms: median of the differences.
 
     error_ms: its standard error.  best_saving_ms: the difference of the fastest runs.
-    int8_ms, float_ms: medians.  rounds: how many pairs were timed.  margin: the least saving that counts, of the time.
+    int8_ms, float_ms: medians.  rounds: number of timed pairs.  margin: the least saving, as a share of the time.
     """
 
     int8_ms: float
@@ -83,14 +83,14 @@ class Timing:
         return self.saving_ms - self.margin * self.float_ms > CERTAINTY * self.error_ms
 
     def describe(self, narrow: str, wide: str) -> str:
-        """Why the group is left in float. narrow, wide: the formats that the two sides had it in; '' for floats."""
+        """Why the group is left in float. narrow, wide: the group's formats on the two sides; '' for floats."""
         wide_text, narrow_text = format_plain(self.float_ms), format_plain(self.int8_ms)
         without_text = f"in {wide}" if wide else "without"
         return f"{narrow} is not faster here: the model takes {narrow_text} ms with it, {wide_text} ms {without_text}"
 
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]], margin: float = MARGIN) -> Timing:
-    """Timing of two engines from rounds of (int8, float) in ms, taken until it is certain, `ROUNDS` at most."""
+    """Timing of two engines from rounds of (int8, float) in ms, until the result is certain, at most `ROUNDS`."""
     round_times: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
         round_times.append(pair)
@@ -104,7 +104,7 @@ def benchmark_until_decided(rounds: Iterable[tuple[float, float]], margin: float
 class EngineTiming:
     """`PairedRounds` in wall-clock time, with engines that a backend builds of the two graphs on this machine.
 
-    A context manager: it keeps the engines of the last pair open. request: what is built, but for the model.
+    A context manager: it keeps the engines of the last pair open. request: of the build, except the model.
     inputs: of one run; some backends take only shapes within the request's profiles.
     """
 
@@ -121,7 +121,7 @@ class EngineTiming:
         self._close_all_but()
 
     def __call__(self, int8_model: ModelProto, float_model: ModelProto) -> Iterator[tuple[float, float]]:
-        """Build both, run each once to warm up, then yield milliseconds, the order changing from round to round."""
+        """Build both, run each once to warm up, then yield milliseconds; the order changes from round to round."""
         self._close_all_but(int8_model, float_model)
         sessions = [self._open_engine(model) for model in (int8_model, float_model)]
         for session in sessions:

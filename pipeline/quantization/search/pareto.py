@@ -1,8 +1,9 @@
-"""The trade between quality and latency: the front of what was run, and the point that is chosen on it.
+"""The trade-off between quality and latency: the front of the points that were run, and the chosen point.
 
-A point is on the front where no other one is as fast and better. Quality is the relative RMS error of the outputs. The
+A point is on the front if no other point is as fast and better. Quality is the relative RMS error of the outputs. The
 knee is the point farthest below the line from the fastest point of the front to its most accurate one, with latency and
-error scaled to their ranges (Satopaa et al., "Finding a Kneedle in a Haystack", ICDCSW 2011); the fastest, if none is.
+error scaled to their ranges (Satopaa et al., "Finding a Kneedle in a Haystack", ICDCSW 2011). If no point is below the
+line, the knee is the fastest.
 """
 
 import math
@@ -15,12 +16,12 @@ from validation.reporting.quantization import LEAST_DB, decibels_text
 
 
 def error_of(point: FrontierPoint) -> float:
-    """Relative RMS error of the outputs of a point that was run; one of `LEAST_DB` is as bad as any other."""
+    """Relative RMS error of the outputs of a point that was run; all SQNR below `LEAST_DB` counts as `LEAST_DB`."""
     return 0.0 if point.sqnr_db is None else 10 ** (-max(point.sqnr_db, LEAST_DB) / 20)
 
 
 def find_front(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Those of the points with a cost that no other one dominates, the fastest first; of equal ones, the first."""
+    """The points that no other point dominates, the fastest first; of equal points, the first."""
     front = list[FrontierPoint]()
     for point in sorted(points, key=lambda point: (_ms(point), error_of(point))):
         if not front or error_of(point) < error_of(front[-1]):
@@ -41,7 +42,7 @@ def find_knee(points: Sequence[FrontierPoint]) -> FrontierPoint:
 
 
 def find_within(points: Sequence[FrontierPoint], budget_ms: float, latency: str) -> FrontierPoint:
-    """The most accurate of the points within a budget; of equal ones, the fastest. latency: where their times are from.
+    """The most accurate of the points within a budget; of equal points, the fastest. latency: source of their times.
 
     Raises DataError, with the nearest point, if there is none.
     """
@@ -56,7 +57,7 @@ def find_within(points: Sequence[FrontierPoint], budget_ms: float, latency: str)
 
 
 def list_depths(count: int) -> list[int]:
-    """How many groups of `count` are left in float at the points that are tried: 0, 1, 2, 4, ... and all."""
+    """The numbers of groups in float at the points that are tried: 0, 1, 2, 4, ... and `count`."""
     return sorted({0, count, *(2**power for power in range(count.bit_length()) if 2**power < count)})
 
 

@@ -1,4 +1,4 @@
-"""How good a quantized graph is, the limits that it is judged by, and the time that a search may take."""
+"""The quality of a quantized graph, its limits, and the time limit of a search."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from validation.metrics.tasks.terms import TaskMetric
 
 
 class OutOfTimeError(EnginesmithError):
-    """A search ended before it was done; says how far it got."""
+    """A search was ended by its time limit; the message has its progress."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SearchClock:
         return replace(self, end=now_s + (self.end - now_s) / parts)
 
     def check(self, during: str, done_count: int | None = None) -> None:
-        """Raises OutOfTimeError when the time is over. during: what comes next.  done_count: how many there were."""
+        """Raise OutOfTimeError if the time is over. during: the next work.  done_count: number of finished items."""
         if time.monotonic() > self.end:
             count_text = "" if done_count is None else f", {done_count} done"
             raise OutOfTimeError(f"ended after its {self.most_s:.0f} s, during {during}{count_text}")
@@ -55,7 +55,7 @@ class Quality:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal-to-quantization-noise ratio in decibels; -inf where an output is not finite."""
+        """Signal-to-quantization-noise ratio in decibels; -inf if an output is not finite."""
         if not self.finite:
             return -math.inf
         return math.inf if self.noise == 0 else -10 * math.log10(self.noise)
@@ -63,9 +63,9 @@ class Quality:
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """The limits that an int8 graph is judged by (the quantization stage), for a search that must hold them.  given:
-    the spec's limits by metric, in place of the documented ones.  metrics: the spec's task metrics.  selected: outputs
-    that are judged as sets of rows.
+    """The limits of an int8 graph's own checks (the quantization stage), which a search must hold.  given: the spec's
+    limits by metric, in place of the documented ones.  metrics: the spec's task metrics.  selected: outputs that are
+    judged as sets of rows.
     """
 
     given: Mapping[str, float | None] = field(default_factory=dict)

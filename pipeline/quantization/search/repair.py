@@ -1,7 +1,7 @@
-"""Which groups to leave in float so that a graph keeps its limits: delta debugging over the quantized groups.
+"""Finds the groups to leave in float so that a graph keeps its limits: delta debugging over the quantized groups.
 
-Each trial writes the whole graph anew, as the pipeline would with those overrides, and runs every check on it: what is
-proposed has passed them.
+Each trial writes the whole graph anew, as the pipeline would with these overrides, and runs all its checks. A proposal
+has passed them.
 """
 
 import json
@@ -22,7 +22,7 @@ from pipeline.quantization.settings.groups import find_groups
 from validation.attribution.cuts import reduce
 from validation.attribution.result import Attribution, CheckChange, Proposal, ProposedOverride
 
-# Graphs that are tried, and seconds, at most: each is written and checked as a whole.
+# The most trials and the most seconds: each trial writes and checks a whole graph.
 MOST_RUNS, MOST_S = 60, 900.0
 
 Nodes = tuple[str, ...]
@@ -63,10 +63,10 @@ def propose(
 ) -> Proposal:
     """The smallest set of groups found that, left in float, repairs the graph.
 
-    attribution: its ranking says what to try first.  before: the checks of the graph as it is.  judge: runs all.
+    attribution: its ranking gives the order of trials.  before: the checks of the present graph.  judge: runs all.
     most_s: seconds, after which the smallest set so far is proposed.
     """
-    # Those with the worst own error first.
+    # Groups with the worst own error are first.
     node_ranks = {name: index for index, row in reversed([*enumerate(attribution.rows)]) for name in row.nodes}
     groups = sorted(
         narrow_groups(recipe, attribution),
@@ -124,7 +124,7 @@ def _compare(before: Sequence[Check], after: Sequence[Check]) -> Iterator[CheckC
 
 
 def _place(check: Check) -> tuple[str, ...]:
-    """Key by which checks are compared: the edge at which a metric is worst may be another one afterwards."""
+    """Key by which checks are compared. All edges have one key: the worst edge of a metric may change."""
     return check.stage, check.name, check.output, "golden" if check.case.startswith("golden") else "edges"
 
 

@@ -1,9 +1,9 @@
-"""Cuts a model into sections, so that a group's cost is measured a few groups later, not at the model's end.
+"""Divides a model into sections, so that a group's error is measured a few groups later, not at the model's end.
 
-A waist is a tensor through which everything passes that groups before it change: the residual stream between two
-layers. The errors of the groups before a waist follow from the errors at the waist, and the effect of the rest of the
-model on these is measured once, for all groups. So the cost of judging all groups grows with their number; with whole
-tails it would grow with its square. Models without waists, as a U-Net between its skips, are one section.
+A waist is a tensor through which all effects of the groups before it pass, such as the residual stream between two
+layers. The effect of the rest of the model on errors at a waist is measured once, for all groups before it. So the cost
+of judging all groups grows with their number; with tails to the model's end, it would grow with the square of that
+number. Models without waists, such as a U-Net between its skips, are one section.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from onnx import ModelProto
 from pipeline.quantization.settings.groups import SmoothingGroup, find_waists
 from pipeline.quantization.settings.runs import downstream
 
-# Groups of a section, at least. A group is judged at the end of the section after its own.
+# The least number of groups in a section. A group is judged at the end of the section after its own.
 HORIZON = 12
 
 
 @dataclass(frozen=True)
 class Section:
-    """Groups between two waists. end: the tensor that ends it; None for the model's outputs."""
+    """Groups between two waists. end: the tensor that ends the section; None for the model's outputs."""
 
     groups: tuple[SmoothingGroup, ...]
     end: str | None
@@ -29,7 +29,7 @@ class Section:
 def divide_sections(
     model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least_count: int = HORIZON
 ) -> list[Section]:
-    """A prepared model's sections in order, with `least_count` or more groups, but the last. types: of its tensors."""
+    """A prepared model's sections in order; all but the last have `least_count` groups or more. types: of tensors."""
     node_indices = {node.name: index for index, node in enumerate(model.graph.node)}
     # A group with several readers ends at the last one.
     sorted_groups = sorted(groups, key=lambda group: max(node_indices[node] for node in group.nodes))

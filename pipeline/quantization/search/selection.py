@@ -1,9 +1,9 @@
 """Mixed-precision search: as much of the compute in int8 as a quality floor allows, or as accurate as a budget allows.
 
-Groups are ranked by damage per multiplication. Those at the top are left in float until the whole model, quantized and
-run on samples that no setting was fitted on, reaches the floor; then each of them is taken back where the floor still
-holds. Damages of single groups add up closely enough to say which to try; what decides is the run of the whole model.
-Without a floor, points from all in int8 to all in float are run, and one is chosen by its latency (`pareto`).
+Groups are ranked by damage per multiplication. From the top, groups are left in float until the whole quantized model
+reaches the floor on samples that no setting was fitted on; then each is returned to int8 if the floor still holds. The
+sum of single damages decides which groups are tried; the run of the whole model decides the result. Without a floor,
+points from all in int8 to all in float are run, and one is chosen by its latency (`pareto`).
 
 A floor that nothing can miss, or that nothing reaches, is an error.
 """
@@ -36,14 +36,14 @@ from pipeline.quantization.search.trial import (
 )
 from pipeline.quantization.settings.runs import Run, RunLabels, with_weights_inside
 
-# Depths that are tried where damages predict the least one; then it is halved.
+# The number of tried depths that damages predict; the later ones are found by bisection.
 _PREDICTED = 4
 _SLACK_DB = 0.5
-# Groups that are tried to be swapped, each by a run of the whole model.
+# The number of groups for which a swap is tried, each by a run of the whole model.
 _MOST_SWAPS = 8
-# Groups that are tried to be taken back by a search that nobody asked for, each by a run of the whole model.
+# The number of groups that a search without a request tries to return to int8, each by a run of the whole model.
 _MOST_REFILLS = 16
-# Points that a search with a floor times.
+# The number of points that a search with a floor times.
 _MOST_TIMED = 6
 
 
@@ -59,16 +59,16 @@ def choose_each(
     budget_ms: float | None = None,
     shapes: tuple[Sequence[TensorSpec], Sequence[Dim]] | None = None,
 ) -> list[MixedPrecisionChoice]:
-    """What to quantize for each kind of int8, with which strength of smoothing, clipping and rounding, found on
-    calibration samples.
+    """For each kind of int8, the nodes to quantize and their smoothing, clipping and rounding, found on calibration
+    samples.
 
-    runs: (number of samples, inputs) of one run after the other; the first few hundred samples are used.
-    overrides: node -> precision that a person decided on.  labels: for a floor of accuracy.  clock: when to end; what
-    is known by then is chosen. Where a target has a race, what int8 does not make faster is left in float, but for
+    runs: (number of samples, inputs) of each run; the first few hundred samples are used.
+    overrides: node -> precision that a person chose.  labels: for a floor of accuracy.  clock: at its end, the best
+    known point is chosen. If a target has a race, groups that int8 does not make faster are left in float, except
     nodes that a person wants in int8.
-    shapes: the model's inputs and dims, at whose edges the limits of a graph are held too.
-    floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are.  budget_ms: the most
-    that a run may take. With neither, targets whose costs are known get the knee (`pareto`), and others all in int8.
+    shapes: the model's inputs and dims; the limits of a graph are also held at their edges.
+    floor: the least quality; None sets none.  smoothing: 'none' does not move outliers.  budget_ms: the longest time of
+    a run. Without floor and budget, targets with known costs get the knee (`pareto`), and others all groups in int8.
     Raises ModelError when the model does not run on the samples, DataError when the labels do not fit them, when not
     even the float model holds the floor, or when no point keeps the budget.
     """
@@ -76,7 +76,7 @@ def choose_each(
     with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:
         limits = floor.graph if floor else None
         float_side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder), shapes)
-        del model  # that its weights are not held while the search goes on
+        del model  # frees its weights during the search
         asks_decisions = floor is not None and floor.argmax_agreement is not None
         if asks_decisions and float_side.expected and not any(map(decides, float_side.expected[0].values())):
             raise DataError(
@@ -129,10 +129,10 @@ def _choose(
 def _choose_by_cost(
     trial: SearchTrial, target: SearchTarget, point: FrontierPoint, floor: SearchFloor | None, budget_ms: float | None
 ) -> FrontierPoint:
-    """The point that a floor, a budget or the knee chooses among those that were run.
+    """The point that a floor, a budget or the knee chooses among the points that were run.
 
-    point: where groups are in float by the floor, or because int8 is slower. Without a floor, more and more of the
-    others are left in float, the most damaging first. With one, some of what was run on the way is timed.
+    point: with groups in float because of the floor, or because int8 is slower. Without a floor, more and more of the
+    other groups are left in float, the most damaging first. With a floor, some of the points that were run are timed.
     """
     if floor is not None:
         if target.race is not None:
@@ -150,7 +150,7 @@ def _choose_by_cost(
         return trial.point(steps)
 
     if target.race is not None:
-        trial.time_point((), target.race)  # where all others are in float, it alone says what the float model takes
+        trial.time_point((), target.race)  # if no other point is timed, this one gives the float model's time
     names = _list_free(trial, point)
     entries = {depth: run_point(depth) for depth in list_depths(len(names))}
     if budget_ms is None:
@@ -165,7 +165,7 @@ def _choose_by_cost(
 
 
 def _name_rule(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float | None) -> str:
-    """The rule that chooses the point, and leaves groups in float that are not slower in int8; '' for none."""
+    """The rule that chooses the point, and why it leaves groups in float that are faster in int8; '' for none."""
     if floor is not None:
         return "the floor" if floor.graph is None else "the graph's limits"
     if budget_ms is not None and trial.groups:
@@ -199,10 +199,10 @@ def _list_free(trial: SearchTrial, point: FrontierPoint) -> list[str]:
 def _leave_slow_groups(
     trial: SearchTrial, scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds
 ) -> FrontierPoint:
-    """The point with the groups in float, too, that int8 does not make faster; groups with the least compute are tried
-    first, each group's steps in their order.
+    """The point, in which the groups that int8 does not make faster are also in float. Groups with the least compute
+    are tried first, each group's steps in their order.
 
-    A group that is left in float is so while the next ones are tried.
+    A group that is left in float stays in float in the later trials.
     """
     names = _list_free(trial, point)
     tried_names = sorted(names, key=lambda name: trial.multiplications[trial.steps[name].group])
@@ -218,7 +218,7 @@ def _leave_slow_groups(
 
 
 def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
-    """Raises DataError when the search ended without reaching the floor: not even the float model does."""
+    """Raise DataError if not even the float model reaches the floor."""
     if not float_quality.finite:
         raise DataError(
             "quantization.floor cannot be judged: the float model itself gives NaN or infinities on the calibration "
@@ -234,8 +234,8 @@ def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
 
 
 def _find_shallowest(trial: SearchTrial, floor: SearchFloor) -> int:
-    """The least number of top-ranked groups to leave in float, first where damages predict it, then by bisection; every
-    step runs the whole model."""
+    """The least number of top-ranked groups to leave in float. Damages predict the first depths; bisection finds the
+    others. Each depth is a run of the whole model."""
     tried_points = list[FrontierPoint]()
     low, high = 0, len(trial.ranked)
     while low < high:
@@ -259,17 +259,17 @@ def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low:
 
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:
-    """Decibels that a point has less than its groups' damages predict; it is taken to be the same a small step away."""
+    """The decibels by which a point is worse than its groups' damages predict; assumed equal at similar points."""
     excess_db = trial.predicted_db(point.left) - (math.inf if point.sqnr_db is None else point.sqnr_db)
     return excess_db if math.isfinite(excess_db) else 0.0
 
 
 def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
-    """The point with groups taken back into int8 that the floor allows, those that compute most first; those are not
-    tried that should miss it by more than `_SLACK_DB`.
+    """The point with groups returned to int8 where the floor allows it, the largest first. Groups that are predicted to
+    miss the floor by more than `_SLACK_DB` are not tried.
 
-    For the limits of a graph, which nobody asked to search for, `_MOST_REFILLS` are tried. A group's other steps are
-    not tried once one of them could not be taken back in a run.
+    For the limits of a graph (a search without a request), `_MOST_REFILLS` groups are tried. If one step of a group
+    cannot be returned, the group's other steps are not tried.
     """
     names = sorted(point.left, key=lambda name: -trial.macs[name])
     groups = {*list(dict.fromkeys(trial.steps[name].group for name in names))[: _MOST_REFILLS if floor.graph else None]}
@@ -290,15 +290,15 @@ def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) 
 
 
 def swap_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:
-    """The point with groups taken back into int8 and smaller ones left in float instead, which together compute less.
+    """The point with groups returned to int8, and smaller groups, with less compute together, in float instead.
 
-    Only for a floor in decibels, which can be predicted: a group is often more than what is missing.
+    Only for a floor in decibels, which can be predicted: a whole group is often more than the floor needs.
     """
     if floor.sqnr_db is None:
         return point
     for group in sorted(point.left, key=lambda name: -trial.macs[name])[:_MOST_SWAPS]:
         if group not in point.left:
-            continue  # taken back with a swap before
+            continue  # an earlier swap returned it
         other_groups = tuple(name for name in point.left if name != group)
         float_groups = _smaller(trial, floor.sqnr_db + _beyond(trial, point), other_groups, trial.macs[group])
         if float_groups is not None:
@@ -311,8 +311,8 @@ def swap_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) ->
 def _smaller(
     trial: SearchTrial, sqnr_db: float, float_groups: tuple[str, ...], max_macs: float
 ) -> tuple[str, ...] | None:
-    """`float_groups` with more groups, of less than `max_macs` multiplications together, whose damages add up to the
-    decibels; or None."""
+    """`float_groups` with further groups, of less than `max_macs` multiplications together, whose predicted SQNR is
+    `sqnr_db` or more; None if there are none."""
     total_macs = 0.0
     for name in trial.ranked:
         if name in float_groups or total_macs + trial.macs[name] >= max_macs:

@@ -1,9 +1,9 @@
-"""What quantizing each group alone costs at the model's outputs, and what it saves.
+"""The error at the model's outputs if only one group is quantized.
 
 The float model runs once on a few samples; the tensors where each group's tail begins are kept. A group is then judged
-by its tail alone, quantized in this group and nowhere else. A tail ends where the section behind the group's own does
-(`sections`). The error there, times what the rest of the model makes of the errors that were found there, is the error
-at the outputs. So a sweep over G groups costs G tails of one or two sections: it grows as the model does.
+by its tail alone, quantized in this group and nowhere else. A tail ends at the end of the section after the group's own
+(`sections`). The error there, times the gain of the rest of the model for such errors, is the error at the outputs. So
+a sweep over G groups costs G tails of one or two sections: its cost grows as the model does.
 """
 
 import math
@@ -34,8 +34,8 @@ from pipeline.quantization.settings.runs import JoinedTensors, SessionRunner, do
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans
 from validation.metrics.drift import Drift, is_exact, measure
 
-# Bytes of activations that are kept for the tails to start from. More samples tell little more about single groups,
-# which are only ranked; what is chosen is run on all of them.
+# The most bytes of activations that are kept as inputs of tails. More samples hardly change the ranking of groups; the
+# chosen graph runs on all samples.
 MOST_KEPT = 96 << 20
 _FLOAT: OverridePrecision = "fp32"
 
@@ -45,7 +45,7 @@ class SweepCost:
     """CPU seconds of a sweep. inference_s: of one pass of the float model over the same samples, which keeps tensors.
 
     inferences_per_group: the cost of one group, in such passes.
-    groups: how many there were; of several formats, of all of them together.  sweep_s: of all of it.
+    groups: their number, in all formats together.  sweep_s: of the whole sweep.
     """
 
     groups: int
@@ -69,13 +69,13 @@ def sweep(
     precision: Precision = "int8",
     group_format: Precision = "int8",
 ) -> tuple[dict[str, float], SweepCost]:
-    """The error of the outputs when one group alone is quantized, by the group's activation: energy over that of the
-    outputs, infinite if these are not finite. model: prepared; tails share weights that lie outside.
+    """The error of the outputs if only one group is quantized, by the group's activation: its energy divided by that of
+    the outputs, infinite if these are not finite; and the cost. model: prepared; tails share its external weights.
 
-    plans: by activation, if it has one.  precision: of the graph that is written.  group_format: of the group in it.
+    plans: by activation, if any.  precision: of the written graph.  group_format: of the group in it.
 
-    It uses as many runs as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
-    check: called before each group; what it raises ends this.
+    As many runs are used as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
+    check: called before each group; its exception ends the sweep.
     """
     start_s = time.process_time()
     stages = list(_find_stages(model, groups))
@@ -112,9 +112,9 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Stage:
-    """The groups of a section, each with its tail. end: the waist that the tails end at; None for the outputs.
+    """The groups of a section, each with its tail. end: the waist at which the tails end; None for the outputs.
 
-    link: the model from there to the next stage's end; None where the tails end at the outputs.
+    link: the model from `end` to the next stage's end; None if the tails end at the outputs.
     """
 
     tails: tuple[tuple[SmoothingGroup, ModelProto], ...]
@@ -146,8 +146,8 @@ def _find_stages(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Iterato
 def _run_float(
     model: ModelProto, stages: Sequence[_Stage], runs: Sequence[Tensors]
 ) -> tuple[list[dict[str, Array]], float]:
-    """Of the first runs, what tails and links read and should give; and CPU seconds of the float model. In place: tails
-    and links get the ranks of what they read."""
+    """The tensors that tails and links read and should write, in the first runs; and CPU seconds of the float model.
+    In place: tails and links get the ranks of their inputs."""
     protos = [proto for stage in stages for proto in (*(proto for _, proto in stage.tails), stage.link) if proto]
     values = [value for proto in protos for value in (*proto.graph.input, *proto.graph.output)] + [*model.graph.output]
     input_names = {value.name for value in model.graph.input}
@@ -162,7 +162,7 @@ def _run_float(
 
 
 def _fitting(runs: Sequence[Tensors], tail_runner: SessionRunner) -> Sequence[Tensors]:
-    """The runs; or as much of the first as `MOST_KEPT` holds, where it joins several and all are too many."""
+    """The runs; if the first one joins samples that together exceed `MOST_KEPT`, only its part that fits."""
     if not runs or not isinstance(runs[0], JoinedTensors):
         return runs
     sample = runs[0].first(1)
@@ -173,7 +173,7 @@ def _fitting(runs: Sequence[Tensors], tail_runner: SessionRunner) -> Sequence[Te
 def _compare(
     part: ModelProto, inputs: Sequence[Tensors], kept_runs: Sequence[Tensors] = ()
 ) -> tuple[float, list[dict[str, Array]]]:
-    """The noise of a part's outputs, against `kept_runs` or, without it, the inputs' own; and these outputs by run."""
+    """The noise of a part's outputs, compared with `kept_runs` or, without it, `inputs`; and the outputs by run."""
     runner = SessionRunner(part)
     answers = [runner.run(values) for values in inputs]
     expected_values = [{name: values[name] for name in runner.outputs} for values in kept_runs or inputs]
@@ -182,7 +182,7 @@ def _compare(
 
 
 def _gain(stage: _Stage, kept_runs: Sequence[Tensors], shifted_values: Sequence[Array]) -> float:
-    """What the link makes of relative errors: `shifted_values` is the stage's end with the errors of all its groups."""
+    """The factor of the link on relative errors. shifted_values: the stage's end with the errors of all its groups."""
     if stage.link is None or stage.end is None:
         return 1.0
     base_quality = quality(
@@ -206,10 +206,10 @@ def quality(
     answers: Answers | None = None,
     judge: GraphJudge | None = None,
 ) -> Quality:
-    """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
-    that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
-    as not finite. judge: counts the failed checks of the graph, also at edges, which are used for nothing else; stops
-    at the first part of the runs that fails.
+    """Quality of `actual` over all runs. Integer outputs are decisions; if there are no others, the share of changed
+    decisions is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts as
+    not finite. judge: counts the failed checks of the graph, also at edges, which are used only for this; the first
+    part of the runs that fails ends the comparison.
 
     answers: the right ones; None without labels.
     Raises DataError when there is not one label for each answer.
@@ -226,7 +226,7 @@ def quality(
         if answers and not is_edge:
             right_masks.append(_right(actual_values[answers.output], answers.right[index], answers.output))
         if judge and judge.add(index, expected_values, actual_values):
-            break  # whatever the others are
+            break  # the other runs change nothing
     float_outputs = [drift for drift in drifts.values() if drift.mismatches is None]
     agreement = min((drift.argmax_agreement for drift in drifts.values()), default=1.0)
     return Quality(
@@ -240,12 +240,12 @@ def quality(
 
 
 def decides(output: Array) -> bool:
-    """Whether an output holds decisions: integers, or rows of several values, whose greatest is the answer."""
+    """Whether an output has decisions: integers, or rows of several values whose greatest one is the answer."""
     return is_exact(output) or (output.ndim > 0 and output.shape[-1] > 1)
 
 
 def _right(output: Array, labels: Array, name: str) -> Array:
-    """Which answers are right, bool [n]; none in a row with NaN."""
+    """Whether each answer is right, bool [n]; False for a row with NaN."""
     if not decides(output):
         raise DataError(
             f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and shows no accuracy; "

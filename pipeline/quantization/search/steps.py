@@ -19,7 +19,7 @@ from validation.reporting.quantization import decibels_text
 
 # The name of floats in overrides. Floats of 32 bits count as 16 bits here.
 FLOAT: ProductPrecision = "fp16"
-# The fewest bits that a step counts as: fp8 has fewer bits than mxfp8, which a step may lead away from.
+# The least number of bits that a step counts: a step may go from mxfp8 to fp8, which has fewer bits.
 _FEWEST_BITS = 0.25
 _WIDER: Mapping[Precision, tuple[Precision, ...]] = {"nvfp4": ("fp8", "int8", "mxfp8"), "mxfp8": ("fp8",)}
 _BROKEN = 1e30  # noise of outputs that are not finite, NaN too

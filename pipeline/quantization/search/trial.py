@@ -122,7 +122,7 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class MixedPrecisionChoice:
-    """The result of a search: what to quantize, and how.
+    """The result of a search: the groups to quantize, and their settings.
 
     model: in float, prepared: outliers moved, weights rounded.  ranges: of its activations.  left: node that stays in
     float or in a wider format -> reason; formats: of these nodes.  rows: the groups, most damage per multiplication
@@ -163,7 +163,7 @@ class MixedPrecisionChoice:
         return f"{share_text} in {self.precision}{point.mix_text}: {quality_text} on calibration samples{end_text}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
-        """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
+        """The choice without model and ranges, with the requested floor and with SQNR `in_json`."""
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
         frontier, table = (tuple(map(_point_in_json, points)) for points in (self.frontier, self.table))
@@ -173,7 +173,7 @@ class MixedPrecisionChoice:
 
 @dataclass(frozen=True)
 class SearchDocument:
-    """The result of a search, as a registry keeps it. Fields as in `MixedPrecisionChoice`; chosen: its `point`."""
+    """The result of a search, as a registry stores it. Fields as in `MixedPrecisionChoice`; chosen: its `point`."""
 
     left: Mapping[str, str]
     groups: tuple[GroupDamage, ...]
@@ -202,7 +202,7 @@ def _record_point(point: FrontierPoint) -> SearchPoint:
 
 
 def in_json(sqnr_db: float | None) -> float | None:
-    """Decibels as JSON can hold them: null for no loss, `BROKEN_DB` for outputs that are broken."""
+    """Decibels as JSON can hold them: null for no loss, `BROKEN_DB` for outputs that are not finite."""
     if sqnr_db is None or sqnr_db == math.inf:
         return None
     return sqnr_db if math.isfinite(sqnr_db) else BROKEN_DB
@@ -213,10 +213,10 @@ def _point_in_json(point: FrontierPoint) -> FrontierPoint:
     return replace(point, predicted_db=predicted_db, sqnr_db=sqnr_db, cosine=cosine)
 
 
-# Statistics, the float model's outputs and the runs to judge on say nothing about a scheme: the kinds share them, and a
+# Statistics, the float model's outputs and the runs for judging do not depend on a scheme: all kinds share them. A
 # convolution's weight that two kinds round to the same levels is rounded once.
 
-# Of those that fit settings.
+# The most threads that fit settings.
 _MOST_THREADS = 4
 
 
@@ -235,11 +235,11 @@ class SearchTarget:
 
 @dataclass(frozen=True)
 class FloatSide:
-    """What all kinds of int8 are fitted on and compared with. model: prepared, its weights in a file, which graphs of
-    it share.  fitted: runs that settings see.
+    """The data by which all kinds of int8 are fitted and judged. model: prepared, with weights in a file that its
+    graphs share.  fitted: runs for fitting settings.
 
-    runs, expected: inputs and the float model's outputs to judge on, at the end those of `edges`, runs at other sizes.
-    answers: the right ones, where there are labels.
+    runs: inputs for judging.  expected: the float model's outputs for `runs`, then for `edges`, runs at other sizes.
+    answers: the right ones, if there are labels.
     overrides: node -> precision.  limits: of the graph's own checks.  clock: of the search.  mask: as `find_mask`.
     tuned: shapes of the inputs at the sizes that the model is tuned for.
     """
@@ -268,9 +268,9 @@ class FloatSide:
         folder: Path,
         shapes: tuple[Sequence[TensorSpec], Sequence[Dim]] | None = None,
     ) -> "FloatSide":
-        """From a model as it was exported and calibration runs; raises ModelError when it does not run on them.
+        """From an exported model and calibration runs; raises ModelError if the model does not run on them.
 
-        folder: for the weights, until the search is over.  shapes: inputs and dims, at whose edges limits are held;
+        folder: for the weights, until the search ends.  shapes: inputs and dims, at whose edges limits are held;
         without them, costs are modelled at the sizes of the first run.
         """
         fitting_runs, judging_runs = divide_runs(runs, filled=limits is not None)
@@ -337,8 +337,8 @@ def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecis
 
 
 def _find_kinds(side: FloatSide, target: SearchTarget) -> dict[Precision, FittedKind]:
-    """The fitted data of each format that groups may have. A group's nodes take the target's own format, or fp8 where
-    none that reads the same takes that."""
+    """The kind of each format that groups may have. A group has the nodes that take the target's own format or, if no
+    reader of its activation does, those that take fp8."""
     kinds = {name: _find_kind(side, replace(target, precision=name)) for name in list_formats(target.precision)}
     first_kinds = [kinds[name] for name in ("fp8", target.precision) if name in kinds]
     groups = {group.activation: group for kind in first_kinds for group in kind.groups}
@@ -369,7 +369,7 @@ def _fit_mixing(
     statistics: Mapping[str, Statistics],
     strengths: Sequence[float | None],
 ) -> list[dict[str, SmoothingPlan]]:
-    """For each kind, the plans of the groups that multiply matrices, by activation; groups are fitted side by side."""
+    """For each kind, the plans of the groups that multiply matrices, by activation; groups are fitted in parallel."""
     groups = [group for kind in kinds for group in kind.groups]
     weights, biased_nodes = matrices(side.model, groups), find_biases(side.model, groups).keys()
 
@@ -386,13 +386,13 @@ def _fit_mixing(
 
 @dataclass
 class SearchTrial:
-    """What is known of a kind of int8 while points are tried.
+    """The state of the search for one kind of int8.
 
-    plans: by format and group, how its nodes are quantized.  work: by node.  cost: of the sweeps in all formats.
-    noises: by format, narrow ones first, and by group, the noise at the outputs where only it is quantized so.
-    side: what is compared with.  qualities, timings: measured so far; float_ratios: of a point, the time over that of
-    the float model.
-    costs, peaks: model of its costs; None where these are not known.  float_ms: of the float model, once one was timed.
+    plans: by format and group, the settings of its nodes.  work: by node.  cost: of the sweeps in all formats.
+    noises: by format, the narrowest first, and by group, the noise at the outputs if only this group has that format.
+    side: the reference.  qualities, timings: measured so far; float_ratios: of a point, its time divided by that of the
+    float model.
+    costs, peaks: model of the costs; None if unknown.  float_ms: measured time of the float model, if any.
     """
 
     side: FloatSide
@@ -413,11 +413,11 @@ class SearchTrial:
 
     @cached_property
     def float_model(self) -> ModelProto:
-        """The graph with all groups in float, which others are timed against."""
+        """The graph with all groups in float, with which others are timed."""
         return with_weights_inside(self.write(self.ranked, self.scheme))
 
     def _list_taken(self, steps: Sequence[str]) -> tuple[str, ...]:
-        """Those of the steps that a group can take: all of its steps before are among them."""
+        """The given steps that can be taken: all earlier steps of the same group are given, too."""
         names, ended_groups = {*steps}, set[str]()
         for name, step in self.steps.items():
             if name not in names or step.group in ended_groups:
@@ -426,7 +426,7 @@ class SearchTrial:
         return tuple(name for name in steps if name in names)
 
     def formats(self, steps: Sequence[str]) -> dict[str, str]:
-        """The format of each group where these steps are taken."""
+        """The format of each group after these steps."""
         taken_names = {*self._list_taken(steps)}
         wider_formats = {step.group: step.format for name, step in self.steps.items() if name in taken_names}
         return self._first_formats | wider_formats
@@ -448,13 +448,13 @@ class SearchTrial:
 
     @property
     def latency(self) -> str:
-        """Where the times of points are from."""
+        """The source of the times of points."""
         if self.float_ms is not None:
             return f"measured in {PATIENCE} rounds"
         return f"modelled, {self.peaks.source}" if self.peaks else ""
 
     def _cost(self, point: FrontierPoint) -> FrontierPoint:
-        """The point with its cost: times measured where any point was timed, else modelled."""
+        """The point with its cost: measured if any point was timed, else modelled."""
         ratio = 1.0 if {*point.left} == {*self.ranked} else self.float_ratios.get(point.left)
         ms = self.float_ms and ratio and self.float_ms * ratio
         if self.costs is None or self.peaks is None:
@@ -466,7 +466,7 @@ class SearchTrial:
 
     @cached_property
     def multiplications(self) -> dict[str, float]:
-        """Of each group."""
+        """The multiplications of each group."""
         return {name: sum(self.work[node].macs for node in group.nodes) for name, group in self.groups.items()}
 
     @cached_property
@@ -485,14 +485,14 @@ class SearchTrial:
         return tuple(self.steps)
 
     def predicted_db(self, steps: Sequence[str]) -> float:
-        """The SQNR in decibels to which the damages of single groups add up."""
+        """The SQNR in decibels that the sum of the groups' damages predicts."""
         formats = self.formats(steps)
         return _decibels(
             sum(noises[group] for name, noises in self.noises.items() for group in noises if formats[group] == name)
         )
 
     def predict(self, steps: Sequence[str]) -> FrontierPoint:
-        """The point, with the quality to which the damages of single groups add up."""
+        """The point, with the quality that the sum of the groups' damages predicts."""
         formats, total = self.formats(steps), sum(self.multiplications.values()) or 1.0
         shares = {
             name: sum(count for group, count in self.multiplications.items() if formats[group] == name) / total
@@ -503,7 +503,7 @@ class SearchTrial:
         return replace(point, mix=mix, float_groups=sum(name == FLOAT for name in formats.values()))
 
     def point(self, steps: Sequence[str]) -> FrontierPoint:
-        """The point, with the quality of the whole model, quantized so and run."""
+        """The point, with the quality of the whole quantized model in a run."""
         steps = self._list_taken(steps)
         if steps not in self.qualities:
             float_side = self.side
@@ -522,7 +522,7 @@ class SearchTrial:
         return [plan for name, plans in self.plans.items() for group, plan in plans.items() if formats[group] == name]
 
     def _list_wider(self, steps: Sequence[str]) -> dict[str, ProductPrecision]:
-        """The formats of the nodes that these steps take from their first one."""
+        """The formats of the nodes that these steps move out of their first format."""
         wider = [(group, name) for group, name in self.formats(steps).items() if name != self._first_formats[group]]
         return {node: cast("ProductPrecision", name) for group, name in wider for node in self.groups[group].nodes}
 
@@ -533,7 +533,7 @@ class SearchTrial:
         return write_searched(changed_model, self.precision, scheme, ranges, overrides)
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...], rule: str) -> MixedPrecisionChoice:
-        """The result for a point of the frontier. rule: which leaves groups in float."""
+        """The result for a point of the frontier. rule: why groups are left in float."""
         plans, formats = self._list_plans(point.left), self.formats(point.left)
         model, ranges = apply_plans(self.side.model, plans, self.ranges)
         folds, total = find_folds(self.side.model, self.groups.values()), sum(self.multiplications.values())
@@ -550,7 +550,7 @@ class SearchTrial:
         return replace(choice, formats=self._list_wider(point.left))
 
     def _reason(self, name: str, rule: str, steps: Sequence[str]) -> str:
-        """Why a group takes its last step: what it left was not faster, else the rule."""
+        """Why a group takes its last step: its previous format was not faster, else the rule."""
         narrow, reason = self._first_formats[name], ""
         for key, step in self.steps.items():
             if step.group != name or key not in steps:
@@ -564,7 +564,7 @@ class SearchTrial:
         return tuple((form, in_json(_decibels(noise[name]))) for form, noise in self.noises.items() if name in noise)
 
     def _row(self, name: str, folds: bool, total: float, precision: str) -> GroupDamage:
-        """A row of the table. total: multiplications of all groups.  precision: that the group gets."""
+        """A row of the table. total: multiplications of all groups.  precision: of the group."""
         group, timing = self.groups[name], self.timings.get(name) if len(self.noises) == 1 else None
         plan = next((plans[name] for plans in self.plans.values() if name in plans), None)
         macs = self.multiplications[name]

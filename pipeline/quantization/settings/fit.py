@@ -2,9 +2,9 @@
 
 Strength and clipping are tried together, and then the weights are rounded. A setting is judged at
 the outputs of the group's own nodes, from statistics: the activation's error on some rows, the weight's error from the
-second moments. Each node's error counts relative to its own output, so that a query with large values does not
-outweigh its value. No inference is run. Factors and range are made from one half of the rows and judged on the other,
-both ways: a setting that fits a few rows only, and clips what comes next, does not win.
+second moments. Each node's error is relative to its own output, so a query with large values does not outweigh its
+value. No inference is run. Factors and range are fitted on one half of the rows and judged on the other, both ways: a
+setting that fits only a few rows, and clips others, does not win.
 """
 
 import math
@@ -32,8 +32,8 @@ from pipeline.quantization.statistics.observations import TensorStatistics
 
 # Shares of the activation's range that are tried; 1 clips nothing.
 _CLIPS = (1.0, 0.9, 0.8, 0.7)
-# Estimate of the share of error that `compensate` leaves of rounding to the nearest: a rough reading on MiniLM, never
-# measured properly. It only weighs settings against each other; what is chosen is judged by running the whole model.
+# Estimated share of the error of rounding to the nearest that `compensate` leaves: a rough reading on MiniLM, never
+# measured properly. It only weighs settings against each other; a run of the whole model judges the chosen setting.
 _COMPENSATION = 0.35
 _TRIED_ROWS = 512
 
@@ -58,12 +58,12 @@ def fit(
 ) -> SmoothingPlan:
     """The best settings for a group that mixes, with its weights rounded for them.
 
-    Where all its nodes are among the `biased_nodes`, their biases take back what rounding adds on average, and the rest
-    is rounded about the mean (bias correction: Nagel et al., "Data-Free Quantization Through Weight Equalization and
-    Bias Correction", 2019).
+    If all its nodes are in `biased_nodes`, their biases correct the mean error of rounding, and rounding compensates
+    only for the error about the mean (bias correction: Nagel et al., "Data-Free Quantization Through Weight
+    Equalization and Bias Correction", 2019).
 
-    matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last one of
-    the weights, or their block format; without activations in it nothing but rounding is tried.
+    matrices: node -> weight [in, out].  strengths: of smoothing to try; None is no smoothing.  levels: the last level
+    of the weights, or their block format; for a format without activations, only rounding is tried.
     """
     weights, moments = [matrices[node] for node in group.nodes], statistics.moments
     if isinstance(levels, int) or levels.activations:
@@ -117,7 +117,7 @@ def _judge(
     levels: Levels,
 ) -> Iterator[tuple[float, _Setting]]:
     """(error, setting) for every strength and clip; the error is summed over nodes and folds, relative to outputs."""
-    # A setting is fitted on one half and judged on the other, both ways; a single row in all is its own judge.
+    # A setting is fitted on one half and judged on the other, both ways; a single row is used for both.
     halves = [half for half in statistics.halves if half.sampled_rows]
     pairs = (halves[0], halves[-1]), (halves[-1], halves[0])
     samples = [
@@ -163,7 +163,7 @@ def _make_ruler(weights: Floats) -> Callable[[Floats], float]:
 
 
 def _factors(statistics: ChannelSums | Statistics, reach: Floats, strength: float | None, levels: Levels) -> Floats:
-    """Of block formats powers of two: folded into a weight, others would take it off the grid that it is rounded to."""
+    """Smoothing factors [channels]. For block formats, powers of two: others would move folded weights off the grid."""
     if strength is None:
         return np.ones(len(statistics.low), np.float32)
     factors = factors_of(np.maximum(np.abs(statistics.low), np.abs(statistics.high)), reach, strength)
@@ -181,7 +181,7 @@ def _make_setting(
 
 
 def _weight_error(weight: Floats, scales: Floats, moments: Floats | None, factors: Floats, levels: Levels) -> float:
-    """Squared error at the output that rounding a smoothed weight to the nearest makes, channels scaled, summed."""
+    """The sum of squared errors at the outputs, channels scaled, from rounding a smoothed weight to the nearest."""
     if moments is None:
         return 0.0
     scaled_weight = weight * factors[:, None]

@@ -17,11 +17,11 @@ from pipeline.quantization.insertion_points import Site
 from pipeline.quantization.schemes.block_floats import LARGEST_E4M3, BlockFormat
 from pipeline.quantization.settings.runs import SessionRunner, with_outputs
 
-# int8 takes a group together or leaves it together: query, key and value projections read one tensor, with one Q/DQ
-# pair, one fused kernel, one set of smoothing factors. The settings of a group are fitted on its statistics, gathered
-# in one streaming pass: each channel's extremes, the matrix of second moments E[x x'] (it gives the error that any
-# change of a weight makes at the node's output, without running anything again), and a thousand rows to try activations
-# on; extremes and rows by halves. Memory is that of one inference and these.
+# All nodes of a group are quantized, or none: query, key and value projections read one tensor, with one Q/DQ pair, one
+# fused kernel, one set of smoothing factors. The settings of a group are fitted on its statistics, gathered in one
+# streaming pass: each channel's extremes, the matrix of second moments E[x x'] (it gives the error of any change of a
+# weight at the node's output, without another run), and a thousand rows for trials of activations. Extremes and rows
+# are kept by halves. Memory is that of one inference and of these statistics.
 
 Floats = NDArray[np.float32]
 
@@ -31,7 +31,7 @@ class SmoothingGroup:
     """The sites that read `activation`.
 
     mixes: whether all of them multiply matrices with the activation's last axis, so that factors for its channels can
-    move into the weights. Only matrices' inputs get factors; a convolution's input is smoothed in no group.
+    move into the weights. Only matrices' inputs get factors; a convolution's input is never smoothed.
     """
 
     activation: str
@@ -68,8 +68,8 @@ def matrices(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str
 
 
 def find_biases(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[str, tuple[str, int]]:
-    """Where the constant bias [channels out] of a node of the groups that mix is read: node name -> (node, index of its
-    input). Of a MatMul it is that of an Add which alone reads the product; nodes without one are left out."""
+    """Node name -> (node, index of its input) that reads the constant bias [channels out], for the groups that mix. The
+    bias of a MatMul is in an Add that is the product's only reader. Nodes without a bias are left out."""
     initializers, readers = constants(model.graph), consumers(model.graph)
     nodes, outputs = {node.name: node for node in model.graph.node}, {value.name for value in model.graph.output}
     bias_inputs = dict[str, tuple[str, int]]()
@@ -89,24 +89,24 @@ def find_biases(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Mapping[
 
 
 def transpose_for(site: Site, weight: Floats) -> Floats:
-    """A weight as its node stores it, as [channels in, channels out]; and such a matrix as the node stores it."""
+    """A node's stored weight as [channels in, channels out]; or such a matrix as the node stores it."""
     return weight.T if site.axis == 0 else weight
 
 
-# Rows kept of each half: beyond twice as many, every second one goes, and later runs give half.
+# Rows kept of each half. Beyond twice as many, every second row is dropped, and later runs add half as many.
 ROWS = 512
 FIRST_QUOTA = 32
 # Second moments of wider activations would take gigabytes; their weights are rounded to the nearest.
 WIDEST = 8192
-# Of fewer rows than a sixteenth of the channels, the second moments say little of how channels go together, and a run
-# of one row costs as much as one of hundreds: those of an unrolled LSTM of 40 steps behind 4,096 channels took minutes.
+# With fewer rows than a sixteenth of the channels, second moments hardly show correlations of channels, and a run of
+# one row costs as much as one of hundreds: an unrolled LSTM of 40 steps behind 4,096 channels took minutes.
 FEWEST = 16
 
 
 @dataclass
 class ChannelSums:
     """Half of the rows of one activation. low, high: extremes, [channels].  sampled_rows: [n, channels] of each run.
-    quota: how many to keep of the next run."""
+    quota: number of rows to keep of the next run."""
 
     low: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     high: Floats = field(default_factory=lambda: np.empty(0, np.float32))
@@ -114,7 +114,7 @@ class ChannelSums:
     quota: int = FIRST_QUOTA
 
     def add(self, rows: Floats) -> None:
-        """Count rows, [n, channels]."""
+        """Add rows, [n, channels]."""
         if not len(rows):
             return
         low, high = rows.min(axis=0), rows.max(axis=0)
@@ -127,16 +127,16 @@ class ChannelSums:
 
     @property
     def rows(self) -> Floats:
-        """The rows that are kept, [n, channels]."""
+        """The sampled rows, [n, channels]."""
         return np.concatenate(self.sampled_rows)
 
 
 @dataclass
 class Statistics:
-    """Statistics of one group's activation. count: of rows.  runs: how many.  total: of x, [channels].  sums: of x x',
-    [channels, channels]; both of all rows but the `unsummed`, which are fewer than a `FEWEST` of the channels.
+    """Statistics of one group's activation. count: of rows.  runs: their number.  total: sum of x, [channels].  sums:
+    sum of x x', [channels, channels]; both without the `unsummed` rows, fewer than 1/`FEWEST` of the channels.
 
-    halves: of its rows, so that settings made for one can be judged on the other.
+    halves: of the rows; settings that were fitted on one are judged on the other.
     """
 
     count: int = 0
@@ -147,7 +147,7 @@ class Statistics:
     halves: tuple[ChannelSums, ChannelSums] = field(default_factory=lambda: (ChannelSums(), ChannelSums()))
 
     def add(self, values: Floats) -> None:
-        """Count one run's values, [..., channels]. Its first rows, which may be special, go to each half in turn."""
+        """Add one run's values, [..., channels]. Its first rows, which may be special, go to each half in turn."""
         rows = values.reshape(-1, values.shape[-1])
         if not len(rows):
             return
@@ -177,13 +177,13 @@ class Statistics:
 
     @property
     def rows(self) -> Floats:
-        """The rows that both halves keep, [n, channels]."""
+        """The sampled rows of both halves, [n, channels]."""
         return np.concatenate([rows for half in self.halves for rows in half.sampled_rows])
 
     @property
     def moments(self) -> Floats | None:
-        """Mean of x x' over the rows that are summed up, [channels, channels]; None for an activation wider than
-        `WIDEST`, and where there are too few rows."""
+        """Mean of x x' over the summed rows, [channels, channels]; None for an activation wider than `WIDEST`, or with
+        too few rows."""
         return None if self.sums is None else self.sums / np.float32(self._summed)
 
     @property
@@ -213,9 +213,9 @@ def gather(
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsWork]]:
     """Statistics by activation, for the groups that mix, and work by node. runs: (samples in it, inputs).
 
-    groups: those of several kinds of int8 may name a node more than once.  mask: input whose zeros mark padding.
-    check: called before each run; what it raises ends this.
-    Raises ModelError where there are no runs, or the model does not run on them.
+    groups: of several kinds of int8; a node may be in more than one.  mask: input whose zeros mark padding.
+    check: called before each run; its exception ends the pass.
+    Raises ModelError if there are no runs, or the model does not run on them.
     """
     mixing_names = [*dict.fromkeys(group.activation for group in groups if group.mixes)]
     sites = [*{site.node: site for group in groups for site in group.sites}.values()]
@@ -268,9 +268,9 @@ def _signature(inputs: Tensors) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _infer_sizes(
     model: ModelProto, tensors: Mapping[str, str], runs: Iterable[Tensors]
 ) -> dict[tuple[tuple[str, tuple[int, ...]], ...], dict[str, int]]:
-    """Elements of each node's tensor by the shapes of the inputs; {} where inference does not find all of them.
+    """By the shapes of the inputs, the size of each node's tensor in elements; {} if inference does not find all.
 
-    A session that is asked for all shapes keeps the tensors to the end of a run: 930 MiB for 8 images on ResNet-50.
+    A session with all shapes as outputs keeps the tensors to the end of a run: 930 MiB for 8 images on ResNet-50.
     """
     sizes_by_signature = {}
     for signature in dict.fromkeys(map(_signature, runs)):
@@ -281,13 +281,13 @@ def _infer_sizes(
     return sizes_by_signature
 
 
-# Rounding of activations and weights to int8; a weight's so that the errors of its rows cancel at the output.
+# Rounding of activations and weights to int8. A weight is rounded so that the errors of its rows cancel at the output.
 #
 # GPTQ (Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2023),
-# which goes back to Optimal Brain Surgeon: input channels are rounded one after the other, and the later ones make up
-# for what one rounding loses, as far as the activations are correlated (`moments`). It is written here as Chee et al.
-# ("QuIP: 2-Bit Quantization of Large Language Models With Guarantees", 2023) show it to be: feedback through the
-# triangular factor of the moments, so that one Cholesky decomposition is enough and nothing is inverted.
+# which goes back to Optimal Brain Surgeon: input channels are rounded one after the other, and the later ones
+# compensate for the error of each, as far as the activations are correlated (`moments`). It is implemented as in Chee
+# et al. ("QuIP: 2-Bit Quantization of Large Language Models With Guarantees", 2023): feedback through the triangular
+# factor of the moments, which needs one Cholesky decomposition and no inverse.
 #
 # Matrices are float32 [..., in, out] and moments float32 [..., in, in]: a grouped convolution is one matrix per group.
 
@@ -295,12 +295,12 @@ Real = NDArray[np.floating]
 # The last level of int8, or a format of blocks.
 Levels = int | BlockFormat
 
-# What the diagonal gets, in mean second moments. MiniLM on held-out sentences, NVFP4 weights: 17.7 dB with 0.01 and
+# The addend of the diagonal, in mean second moments. MiniLM on held-out sentences, NVFP4 weights: 17.7 dB with 0.01 and
 # without descent, 18.0 with 0.04 and two sweeps, 18.1 with 0.1 and three; int8 gained 0.1 dB.
 DAMPING = 0.1
 SWEEPS = 3
 BLOCK = 64
-LEVELS = 127  # the last one of int8, where a scheme does not ask for fewer
+LEVELS = 127  # the last level of int8, unless a scheme has fewer
 # Wider matrices are decomposed in float32, which halves time and memory; damping keeps that well conditioned.
 WIDEST_IN_DOUBLE = 1024
 # Columns that are decomposed at a time.
@@ -325,7 +325,7 @@ def steps_of(matrix: Floats, levels: int = LEVELS) -> Floats:
 
 
 def _rows_of_steps(matrix: Floats, levels: Levels, importance: Real | None = None) -> Floats:
-    """Steps [..., 1, out] of integers; of blocks one for each value, chosen by the importance of its row."""
+    """Steps [..., 1, out] of integers; for blocks, a step for each value, chosen by the importance of its row."""
     if isinstance(levels, int):
         return steps_of(matrix, levels)[..., None, :]
     weights = None if importance is None else importance.astype(np.float32)
@@ -345,12 +345,12 @@ def nearest(matrix: Floats, levels: Levels = LEVELS) -> Floats:
 
 
 def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floats:
-    """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one.
+    """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one, or a format.
 
     Moments of more values than `WIDEST_IN_DOUBLE` are decomposed in place, and invalid afterwards.
 
-    Each output channel keeps a value at its last level, so that quantizing the result finds the same steps. Falls back
-    to `nearest` when the moments are degenerate.
+    Each output channel keeps a value at its last level, so quantizing the result finds the same steps. Falls back to
+    `nearest` if the moments are degenerate.
     """
     rows = matrix.reshape(-1, *matrix.shape[-2:])
     is_wide = rows.shape[1] > WIDEST_IN_DOUBLE
@@ -382,8 +382,8 @@ def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floa
 
 
 def _factor(moments: Real) -> Real | None:
-    """In place: L, unit lower triangular, with L D L' the damped moments; what lies above it means nothing. None where
-    they are not positive definite."""
+    """In place: L, unit lower triangular, with L D L' the damped moments; the upper triangle is not used. None if they
+    are not positive definite."""
     if not (np.trace(moments, axis1=1, axis2=2) > 0).any():
         return None
     _damp(moments)
@@ -404,7 +404,7 @@ def _damp(moments: Real) -> None:
 
 
 def _reorder(matrix: Real, order: NDArray[np.intp]) -> None:
-    """In place, without a second matrix: rows and columns of a square one in this order."""
+    """Reorder rows and columns of a square matrix, in place, without a second matrix."""
     for start in range(0, len(matrix), BLOCK):
         columns = matrix[:, start : start + BLOCK]
         columns[:] = columns[order]
@@ -414,7 +414,7 @@ def _reorder(matrix: Real, order: NDArray[np.intp]) -> None:
 
 
 def _decompose(matrix: Real) -> None:
-    """In place, without a second matrix: the lower triangle becomes the Cholesky factor; the upper is left as it is."""
+    """In place, without a second matrix: the lower triangle becomes the Cholesky factor; the upper is meaningless."""
     for start in range(0, len(matrix), DECOMPOSED):
         stop = start + DECOMPOSED
         diagonal_block = np.linalg.cholesky(matrix[start:stop, start:stop])
@@ -430,7 +430,7 @@ def _decompose(matrix: Real) -> None:
 
 
 def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
-    """The rows rounded from the last to the first, each with the errors of those behind it made up for."""
+    """The rows, rounded from the last to the first; each compensates for the errors of the rows behind it."""
     rounded_rows, errors = np.empty_like(rows), np.zeros_like(rows)
     for stop in range(rows.shape[1], 0, -BLOCK):
         start = max(0, stop - BLOCK)
@@ -445,7 +445,7 @@ def _round_rows(rows: Real, factor: Real, steps: Real, levels: Levels) -> Real:
 
 
 def _descend(rounded_rows: Real, rows: Real, moments: Real, steps: Real, levels: Levels) -> None:
-    """In place: each rounded row again as the errors of all others would have it, `SWEEPS` times (coordinate descent:
+    """In place: round each row again, to compensate for the errors of all others, `SWEEPS` times (coordinate descent:
     Behdin et al., "QuantEase: Optimization-based Quantization for Language Models", 2023)."""
     _damp(moments)
     for _ in range(SWEEPS):

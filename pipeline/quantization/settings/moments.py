@@ -1,13 +1,13 @@
-"""What convolutions read: patches as rows of a matrix (im2col), and mean and covariance of such rows over samples.
+"""The inputs of convolutions: patches as rows of a matrix (im2col), with their mean and covariance over samples.
 
-A patch, what one output position reads, is a row of groups x (channels in a group x kernel size) values, in the order
-of the weight's own axes, so that the weight of a group is a [values, output channels] matrix beside it.
+A patch contains the values that one output position reads: groups x (channels in a group x kernel size), in the order
+of the weight's own axes. So the weight of a group is a [values, output channels] matrix.
 
 A layer's patches are many and overlap, and its covariance costs (values in a patch)^2 for each: only a few per value
-of a patch are drawn, evenly over samples and positions. Layers are taken together as far as their matrices fit
-`MOST_BYTES`; a pass over the samples, up to the last of them, is made for each such batch. Late layers, whose
-activations are small, need all samples: their passes begin where the model was narrow before (`waists`), with what it
-held there in the pass before.
+of a patch are drawn, evenly over samples and positions. One pass over the samples serves a batch of layers whose
+matrices together fit `MOST_BYTES`, and computes the model up to the last of them. Late layers, whose activations are
+small, need all samples: their passes begin at an earlier narrow tensor (`waists`), with its values from the pass
+before.
 """
 
 import math
@@ -28,7 +28,7 @@ from pipeline.quantization.settings.runs import Run, SessionRunner, set_ranks, t
 
 
 class ActivationRange(NamedTuple):
-    """How int8 holds an activation: symmetric (int8) or asymmetric (uint8) in [low, high]."""
+    """The int8 form of an activation: symmetric (int8) or asymmetric (uint8) in [low, high]."""
 
     activation: Literal["int8", "uint8"]
     low: float
@@ -37,7 +37,7 @@ class ActivationRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution moves over its activation; all by spatial axis. pads: (before, after); None with `same`.
+    """The window of a convolution; all fields by spatial axis. pads: (before, after); None with `same`.
 
     same: 'upper' or 'lower' for ONNX's auto_pad, whose padding depends on the size of the activation.
     """
@@ -78,7 +78,7 @@ class Window:
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """How many values the dilated kernel spans, by axis."""
+        """The number of values that the dilated kernel spans, by axis."""
         return tuple((size - 1) * dilation + 1 for size, dilation in zip(self.kernel, self.dilations, strict=True))
 
     def places(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def as_weight(matrices: Floats, shape: Sequence[int]) -> Floats:
 MOST_BYTES = 128 << 20
 # Maximum number of layers of one pass. Their activations are in memory together; those of the first layers are large.
 MOST_LAYERS = 8
-# Maximum number of values, over all runs, of a tensor that a later pass starts from.
+# Maximum size in bytes, over all runs, of a tensor at which a later pass starts.
 MOST_HELD = 96 << 20
 # Number of patches per value of a patch, and its minimum. `benchmarks/bench_calibration.py` measures their effect.
 PATCHES_PER_VALUE = 3
@@ -134,8 +134,8 @@ class Moments:
     """Moments of the patches of one convolution, each [groups, values].
 
     origin: a point near the mean.  first_moment, second_moment: sums of the patches less `origin`, and of their
-    outer products.  lost: for each way to hold the activation, the sum of what that adds to a patch.  held_patches:
-    those whose products are not in `second_moment` yet.
+    outer products.  lost: for each int8 form of the activation, the sum of its errors.  held_patches: patches whose
+    products are not in `second_moment` yet.
     """
 
     count: int = 0
@@ -146,7 +146,7 @@ class Moments:
     held_patches: list[Floats] = field(default_factory=list)
 
     def add(self, rows: Floats, ranges: Iterable[ActivationRange] = ()) -> None:
-        """Count patches [rows, groups, values], and what int8 adds to them."""
+        """Add patches [rows, groups, values], and their errors in int8."""
         if not len(rows):
             return
         if not self.count:
@@ -177,8 +177,8 @@ class Moments:
         return np.asarray(self.origin + self.first_moment / self.count)
 
     def take_covariance(self, about_zero: bool = False) -> Floats:
-        """Covariance of the values of a patch, or the mean of x x', [groups, values, values]. It lies where the sums
-        did, which are gone: two of 4608 values take 170 MB."""
+        """Covariance of the values of a patch, or the mean of x x', [groups, values, values]. It replaces the sums, for
+        there is no memory for both: two matrices of 4608 values take 170 MB."""
         self._multiply()
         matrices, self.second_moment = self.second_moment, np.empty(0, np.float32)
         matrices /= np.float32(self.count)
@@ -196,7 +196,7 @@ def _add_products(matrices: Floats, vectors: Floats, sign: int) -> Floats:
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution whose moments are wanted. values: of a patch in one group.  ranges: of its activation."""
+    """A convolution whose moments are computed. values: number in a patch of one group.  ranges: of its activation."""
 
     site: Site
     window: Window
@@ -205,12 +205,12 @@ class Layer:
 
     @property
     def wanted(self) -> int:
-        """How many patches to draw."""
+        """The number of patches to draw."""
         return max(PATCHES_PER_VALUE * self.values, LEAST_PATCHES)
 
     @property
     def bytes(self) -> int:
-        """Size of its covariance matrices."""
+        """Size of its covariance matrices in bytes."""
         return 4 * self.window.groups * self.values**2
 
 
@@ -228,7 +228,7 @@ def find_layers(
 
 
 def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tuple[Layer, ...]]:
-    """Consecutive layers, `MOST_LAYERS` at most, whose matrices take at most so many bytes together."""
+    """Consecutive layers, `MOST_LAYERS` at most, whose matrices together take at most `max_bytes`."""
     layer_batch: list[Layer] = []
     for layer in layers:
         is_full = (
@@ -244,8 +244,8 @@ def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tu
 
 @dataclass(frozen=True)
 class StartedRuns:
-    """Runs, and the part of the model that must still be computed. tensor_types: of the tensors that the inputs hold
-    too (name -> element type)."""
+    """Runs whose inputs also contain tensors of the model, which need not be computed again. tensor_types: of these
+    tensors (name -> element type)."""
 
     runs: Sequence[Run]
     tensor_types: Mapping[str, int] = field(default_factory=dict)
@@ -254,8 +254,8 @@ class StartedRuns:
 def moments_of(
     model: ModelProto, batch: Sequence[Layer], started_runs: StartedRuns, keep: str | None = None
 ) -> tuple[dict[str, Moments], StartedRuns]:
-    """Moments by node, from one pass over the runs that computes no more of the model than these layers read; and the
-    runs from the tensor `keep` on, where the pass saw all of them and their values take at most `MOST_HELD` bytes."""
+    """Moments by node, from one pass over the runs that computes the model only up to these layers; and the runs for
+    later passes, which start at the tensor `keep` if this pass used all runs and their values fit `MOST_HELD`."""
     runs, input_names = started_runs.runs, {value.name for value in model.graph.input} | {*started_runs.tensor_types}
     inner_types = dict.fromkeys(
         (name for layer in batch if (name := layer.site.activation) not in input_names), TensorProto.FLOAT
@@ -296,8 +296,8 @@ def moments_of(
 
 
 def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapping[str, Array]) -> Sequence[Run]:
-    """Runs evenly out of all, the first among them: as many as give these layers their patches, with
-    `PATCHES_PER_SAMPLE` at most of one sample. first_values: the activations of the first run."""
+    """Evenly chosen runs, with the first: enough for the patches of these layers, with at most `PATCHES_PER_SAMPLE` of
+    one sample. first_values: the activations of the first run."""
     if not runs:
         return runs
     count, run_count = runs[0][0], 1

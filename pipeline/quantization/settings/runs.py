@@ -28,11 +28,11 @@ Run = tuple[int, Tensors]
 
 
 def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Run]:
-    """Runs of about the batch size that the model is tuned for, from runs of as few samples as it takes.
+    """Join small runs into runs of about the batch size that the model is tuned for.
 
-    Fewer runs save time: an unoptimized graph dequantizes its weights anew in every one. ends: the number of samples up
-    to the end of each run, and its inputs. Consecutive runs of equal shapes are joined where all inputs lead with the
-    same dynamic dim and none has it elsewhere.
+    Fewer runs save time: an unoptimized graph dequantizes its weights in every run. ends: for each small run, the
+    number of samples up to its end, and its inputs. Consecutive runs of equal shapes are joined if the first axis of
+    all inputs is the same dynamic dim, and no other axis has this dim.
     """
     leading_dims = {spec.shape[0] if spec.shape else 1 for spec in inputs}
     is_joinable = len(leading_dims) == 1 and not leading_dims & {size for spec in inputs for size in spec.shape[1:]}
@@ -51,7 +51,7 @@ def group_runs(ends: Iterable[tuple[int, Tensors]], inputs: Sequence[TensorSpec]
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run to judge the model on. start, stop: its samples in the data set."""
+    """A run for judging the model. start, stop: its samples in the data set."""
 
     inputs: Tensors
     start: int
@@ -60,7 +60,7 @@ class ScoredRun:
 
 @dataclass(frozen=True)
 class RunLabels:
-    """The right answers of all samples, in order. output: whose argmax over the last axis is the answer."""
+    """The right answers of all samples, in order. output: its argmax over the last axis is the answer."""
 
     output: str
     values: Array
@@ -71,10 +71,10 @@ class RunLabels:
 
 
 def divide_runs(runs: Iterable[Run], filled: bool = False) -> tuple[list[Run], list[ScoredRun]]:
-    """Runs to fit settings on, and others to judge the model on: every fourth, until `JUDGED` samples are in them.
+    """Runs for fitting settings, and others for judging the model: every fourth, until these have `JUDGED` samples.
 
-    With fewer than four runs, both are the same. filled: whether runs that settings are fitted on are added to those
-    that judge until these hold `JUDGED` samples: a dozen tell too little of errors that few samples have.
+    With fewer than four runs, both are the same. filled: whether fitting runs are also used for judging, until
+    `JUDGED` samples are reached: a dozen samples hardly show errors that few samples have.
     """
     fitting_runs, judged_runs = list[ScoredRun](), list[ScoredRun]()
     fitted_samples = judged_samples = start = 0
@@ -96,14 +96,14 @@ def divide_runs(runs: Iterable[Run], filled: bool = False) -> tuple[list[Run], l
 
 
 class JoinedTensors(dict[str, Array]):
-    """The inputs of runs of equal shapes, one behind the other along the first axis. parts: how many runs."""
+    """The inputs of runs of equal shapes, concatenated along the first axis. parts: number of runs."""
 
     def __init__(self, arrays: Mapping[str, Array], parts: int) -> None:
         super().__init__(arrays)
         self.parts = parts
 
     def first(self, parts: int) -> "JoinedTensors":
-        """The first so many of the runs, joined."""
+        """The first `parts` of the runs, joined."""
         return JoinedTensors({name: array[: len(array) // self.parts * parts] for name, array in self.items()}, parts)
 
 
@@ -113,12 +113,12 @@ def _join(runs: Sequence[Tensors]) -> Tensors:
     return JoinedTensors({name: np.concatenate([tensors[name] for tensors in runs]) for name in runs[0]}, len(runs))
 
 
-# Threads that wait sleep, and Q/DQ is computed as it is written, without integer kernels.
+# Waiting threads sleep, and Q/DQ is computed as written, without integer kernels.
 _ENTRIES = {"session.intra_op.allow_spinning": "0", "session.disable_quant_qdq": "1"}
 
 
 def with_weights_inside(model: ModelProto) -> ModelProto:
-    """A copy of the model that holds those of its weights that are read, in place of names of files."""
+    """A copy of the model that contains the weights that it reads, in place of names of files."""
     copy = deepcopy(model)
     drop_unread(copy.graph)
     for tensor in copy.graph.initializer:
@@ -128,9 +128,9 @@ def with_weights_inside(model: ModelProto) -> ModelProto:
 
 
 def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
-    """A copy whose large weights lie in one file of `folder`, which many graphs of them then share instead of copies.
+    """A copy whose large weights are in one file of `folder`, which many graphs then share.
 
-    Weights computed from these lie there, too, until `SessionRunner` has opened the graph that reads them.
+    Weights computed from these are there, too, until `SessionRunner` has opened the graph that reads them.
     """
     copy = deepcopy(model)
     path = folder / "weights"
@@ -144,7 +144,7 @@ def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
 
 @contextmanager
 def _openable(model: ModelProto) -> Iterator[Path | bytes]:
-    """The model as a session takes it: a file beside its weights where these lie outside."""
+    """The model as a session opens it: bytes, or a file beside its weights if these are in a file."""
     external_names = find_external(model.graph)
     if not is_external(external_names):
         yield model.SerializeToString()
@@ -183,10 +183,11 @@ class SessionRunner:
 
 
 def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
-    """The input of zeros and ones whose zeros mark padding, by the first of four runs with some. runner: of the model.
+    """The input of zeros and ones whose zeros mark padding, tested on the first four runs. runner: of the model.
 
-    Integers of its shape are ids. With the largest at its zeros, all outputs stay exactly the same; with it at its
-    ones, a floating output changes. Outputs for each token change with ids of padding: such a model has no mask.
+    Integer inputs of the mask's shape are ids. With the largest id at the mask's zeros, all outputs stay exactly the
+    same; with the largest id at its ones, a floating output changes. If the outputs for each token change with ids of
+    padding, the model has no mask.
     """
     for _, inputs in runs[:4]:
         for name in (name for name, values in inputs.items() if np.array_equal(np.unique(values), (0, 1))):
@@ -219,9 +220,9 @@ def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
 
 
 def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, int] | None = None) -> ModelProto:
-    """The part of a model behind the tensors of `tensor_types` (name -> element type): those read become its inputs.
+    """The part of a model behind the tensors of `tensor_types` (name -> element type), which become its inputs if read.
 
-    Its outputs are the `ends` (name -> element type), by default the model's outputs that are not among `tensor_types`.
+    Its outputs are the `ends` (name -> element type), by default the model's outputs that are not in `tensor_types`.
     """
     producers = {name: node for node in model.graph.node for name in node.output}
     outputs = [value for value in model.graph.output if value.name not in tensor_types]
@@ -255,9 +256,9 @@ def with_outputs(model: ModelProto, names: Mapping[str, int]) -> ModelProto:
 
 
 def set_ranks(model: ModelProto, runs: Sequence[Tensors]) -> None:
-    """In place: the model's inputs, and outputs without one, get the ranks that they have in these runs, with all sizes
-    open; a valid model needs ranks. A row of integers that is as long in all runs keeps its length: onnxruntime loads
-    no Resize without the number of its sizes."""
+    """In place: give the model's inputs, and outputs without a rank, their ranks in these runs, with all sizes open; a
+    valid model needs ranks. A vector of int64 with one length in all runs keeps its length: onnxruntime does not load a
+    Resize without the number of its sizes."""
     outputs = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
     for value in (*model.graph.input, *(value for value in outputs if all(value.name in values for values in runs))):
         dtype, shapes = value.type.tensor_type.elem_type, {values[value.name].shape for values in runs}

@@ -61,7 +61,7 @@ from pipeline.quantization.statistics.observations import TensorStatistics
 # Values of a that are tried; None: no smoothing.
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
-# f(x / s) = f(x) / s for every positive s.
+# Operators f with f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
 # Lower limit of factors: channels and weights near zero would give unbounded ones.
 _LEAST = 1e-5
@@ -71,10 +71,10 @@ _Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
 
 @dataclass(frozen=True)
 class Fold:
-    """Where the factors of an activation's channels go. constants: those that take the factors: (node, index of the
-    input, axis of the channels).
+    """The constants into which an activation's factors are folded. constants: (node, index of the input, axis of the
+    channels).
 
-    tensors: those between them and the activation, whose values are divided too.
+    tensors: between these constants and the activation; their values are divided, too.
     """
 
     constants: tuple[tuple[str, int, int], ...]
@@ -82,8 +82,8 @@ class Fold:
 
 
 def find_folds(model: ModelProto, groups: Iterable[SmoothingGroup]) -> dict[str, Fold]:
-    """How factors for these groups' activations can be folded, by activation; nothing else may read what they change.
-    Groups that cannot be folded are left out."""
+    """The folds of factors for these groups' activations, by activation. Nothing else may read a tensor that they
+    change. Groups that cannot be folded are left out."""
     walk = _FoldingWalk(model)
     return {group.activation: fold for group in groups if (fold := _find_fold(walk, group))}
 
@@ -109,14 +109,14 @@ class _FoldingWalk:
         self.outputs = {value.name for value in graph.output}
 
     def made_by(self, tensor: str, only: set[str]) -> NodeProto | None:
-        """The node that makes a tensor; None for an input, and if nodes other than `only` read it, too."""
+        """The node that computes a tensor; None for inputs and outputs, and if nodes other than `only` read it, too."""
         if tensor in self.outputs or not {node.name for node in self.readers.get(tensor, ())} <= only:
             return None
         return self.makers.get(tensor)
 
 
 def _into_projection(tensor: str, maker: NodeProto | None, walk: _FoldingWalk) -> Fold | None:
-    """Go back from a tensor to a projection, keeping track of the axes that the activation's channels lie on."""
+    """The fold into the projection before a tensor, found by following the axes of the activation's channels."""
     rank = len(walk.shapes.get(tensor, ()))
     size = walk.shapes[tensor][-1] if rank else 0
     axes: tuple[int, ...] = (rank - 1,)
@@ -149,8 +149,8 @@ def _projection(node: NodeProto, walk: _FoldingWalk, size: int) -> tuple[tuple[s
 
 
 def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk: _FoldingWalk) -> _Step | None:
-    """One step back through the node that makes `tensor`: the tensor to go on from, its channel axes, and the constants
-    that take factors too. None where the factors cannot pass."""
+    """One step back through the node that computes `tensor`: the tensor before it, its channel axes, and constants that
+    also take factors. None if the factors cannot pass."""
     shape = walk.shapes.get(tensor, ())
     if node.op_type in _HOMOGENEOUS:
         return node.input[0], axes, []
@@ -180,7 +180,7 @@ def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk
 
 @dataclass(frozen=True)
 class SmoothingPlan:
-    """How to quantize one group.
+    """The settings for quantizing one group.
 
     strength: of smoothing; None: no smoothing.  clip: share of the range that is kept.  factors: divisors of the
     activation's channels.  weights: node -> rounded matrix [in, out], factors included; a convolution's keep their
@@ -211,10 +211,10 @@ def factors_of(reach: Floats, weights: Floats, strength: float) -> Floats:
 
 
 def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
-    """A prepared model with the plans carried out, in float, and the ranges that quantize it so.
+    """A prepared model with the plans applied, in float, and the ranges for quantizing it.
 
-    The weights lie on the levels that int8 will give them; node names stay. If the model's weights lie in a file, these
-    lie beside it, until a session has opened the result (`with_weights_outside`).
+    The weights are on their future int8 levels; node names do not change. If the model's weights are in a file, these
+    weights are beside it, until a session has opened the result (`with_weights_outside`).
     """
     editor, tensors = _Editor(model), dict(ranges.tensors)
     smoothed_plans = [plan for plan in plans if plan.factors is not None]
@@ -229,7 +229,7 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
     for plan in plans:
         for node in bias_inputs.keys() & plan.shifts:  # a part of a model may end between a product and its bias
             editor.add(*bias_inputs[node], plan.shifts[node])
-    for plan in smoothed_plans:  # once all of them have set their weights
+    for plan in smoothed_plans:  # after all plans have set their weights
         if (fold := folds.get(plan.group.activation)) and plan.factors is not None:
             editor.fold(fold, plan.factors, tensors)
     sort_nodes(editor.graph)
@@ -237,7 +237,7 @@ def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Range
 
 
 class _Editor:
-    """A copy of a model that plans are carried out in. taken: names of its constants and tensors."""
+    """A copy of a model to which plans are applied. taken: names of its constants and tensors."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model = deepcopy(model)
@@ -247,8 +247,7 @@ class _Editor:
         self.taken = {*self.initializers, *(name for node in self.graph.node for name in node.output)}
 
     def divide(self, activation: str, factors: Floats, nodes: Sequence[str]) -> str:
-        """Put a product with the inverse of the factors in front of these nodes; returns the name that they read from
-        now on."""
+        """Put a product with the inverse factors in front of these nodes; return the name that they now read."""
         inverse_name = self._constant(f"{activation}_factors", 1 / factors)
         result = unused_name(f"{activation}_smoothed", self.taken)
         self.graph.node.append(helper.make_node("Mul", [activation, inverse_name], [result], name=result))
@@ -275,7 +274,7 @@ class _Editor:
         node.input[index] = self._constant(f"{name}_corrected", to_array(self.initializers[name]) + vector, name)
 
     def fold(self, fold: Fold, factors: Floats, ranges: dict[str, tuple[float, float]]) -> None:
-        """Divide the constants that take the factors, and in place the ranges of the tensors between."""
+        """Divide the constants of a fold by the factors, and, in place, the ranges of the tensors between."""
         for name, index, axis in fold.constants:
             node = self.nodes[name]
             values = to_array(self.initializers[node.input[index]])
@@ -287,8 +286,8 @@ class _Editor:
                 ranges[tensor] = (ranges[tensor][0] * max_scale, ranges[tensor][1] * max_scale)
 
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
-        """A new constant's name. source: the constant that it is computed from; it lies in the same folder, if that
-        does."""
+        """Add a constant; return its name. source: the constant that it is computed from; if the source is in a file,
+        the new one is in the same folder."""
         new_name = unused_name(name, self.taken)
         tensor = from_array(np.asarray(values, np.float32), new_name, self.initializers.get(source, TensorProto()))
         self.graph.initializer.append(tensor)
@@ -296,20 +295,19 @@ class _Editor:
         return new_name
 
 
-# The settings of convolutions: rounding of their weights, and biases that take back what quantization adds.
+# The settings of convolutions: rounding of their weights, and biases that correct the mean error of quantization.
 #
-# The mean that quantizing activation and weight adds to each output channel is subtracted from the bias: bias
+# The mean error of each output channel, from quantizing activation and weight, is subtracted from the bias: bias
 # correction (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019) in its
-# empirical form. What is left to compensate by rounding is then the error about the mean, so the covariance of the
-# patches takes the place of their second moments; behind a Relu, whose results have large means, the two differ a lot.
-# Neither covariance nor rounded weight depends on the kind of activation: kinds of int8 with the same levels of weights
-# share them.
+# empirical form. Rounding then compensates only for the error about the mean, so it uses the covariance of the patches
+# and not their second moments; behind a Relu, whose results have large means, the two differ a lot. Neither covariance
+# nor rounded weight depends on the kind of activation: kinds of int8 with the same levels of weights share them.
 
 
 @dataclass(frozen=True)
 class FittedKind:
-    """A kind of int8 that settings are fitted for, or a block format. ranges: of activations.  levels: the last one of
-    the weights, or the format.  groups: those that are fitted.  activation: type that activations are held in."""
+    """A kind of int8 for which settings are fitted, or a block format. ranges: of activations.  levels: the last level
+    of the weights, or the format.  groups: to be fitted.  activation: type of activations."""
 
     groups: Sequence[SmoothingGroup]
     ranges: Ranges
@@ -324,13 +322,13 @@ class FittedKind:
         return [group for group in self.groups if all(site.op_type == "Conv" for site in group.sites)]
 
     def range_of(self, tensor: str) -> ActivationRange:
-        """How int8 holds an activation."""
+        """The int8 form of an activation."""
         return ActivationRange(self.activation, *self.ranges.tensors[tensor])
 
 
 @dataclass
 class _Fitted:
-    """Weights and biases of one kind, by node. nodes: those that it takes."""
+    """Weights and biases of one kind, by node. nodes: that the kind quantizes."""
 
     nodes: frozenset[str]
     weights: dict[str, Floats] = field(default_factory=dict)
@@ -343,7 +341,7 @@ def fit_convolutions(
     """For each kind, plans by activation for the groups of convolutions of a prepared model; their activations keep
     their ranges.
 
-    runs: from which the moments of the patches are taken.  check: called before each layer; what it raises ends this.
+    runs: for the moments of the patches.  check: called before each layer; its exception ends the fitting.
     """
     initializers, nodes = constants(model.graph), {node.name: node for node in model.graph.node}
     sites = {site.node: site for kind in kinds for group in kind.convolving for site in group.sites}
@@ -398,21 +396,21 @@ def _fit_layer(
     kinds: Sequence[FittedKind],
     fits: Sequence[_Fitted],
 ) -> None:
-    """Note the weight of one convolution for each kind, and its bias where it has a constant one or none."""
+    """Store the weight of one convolution for each kind, and its bias if it has a constant one or none."""
     weight = to_array(initializers[layer.site.weight])
     matrix, name = as_matrices(weight, layer.window.groups), node.input[2] if len(node.input) > 2 else ""
     is_computed = bool(name) and name not in initializers
     bias = to_array(initializers[name]) if name and not is_computed else np.zeros(weight.shape[0], np.float32)
     kind_fits = [pair for pair in zip(kinds, fits, strict=True) if node.name in pair[1].nodes]
     covariance = moments.take_covariance(about_zero=is_computed)
-    level_counts = {kind.levels for kind, _ in kind_fits if isinstance(kind.levels, int)}  # block formats take none
+    level_counts = {kind.levels for kind, _ in kind_fits if isinstance(kind.levels, int)}  # block formats have none
     rounded_weights: dict[Levels, Floats] = {
         levels: compensate(matrix, covariance if levels == min(level_counts) else covariance.copy(), levels)
         for levels in sorted(level_counts, reverse=True)
     }
     for kind, fit in kind_fits:
         fit.weights[node.name] = as_weight(rounded_weights[kind.levels], weight.shape)
-        if not is_computed:  # what quantization adds to each output channel on average, groups one after the other
+        if not is_computed:  # the mean error of each output channel, group after group
             rounded_weight = rounded_weights[kind.levels].astype(np.float64)
             mean_loss = moments.lost[kind.range_of(layer.site.activation)] / moments.count
             added_bias = np.einsum("gk,gkn->gn", moments.mean, rounded_weight - matrix)

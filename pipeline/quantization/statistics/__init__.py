@@ -1,1 +1,1 @@
-"""What the tensors of a model hold, measured over samples."""
+"""Statistics of a model's tensors, measured over samples."""

@@ -1,15 +1,15 @@
 """Histograms of float32 values, and the cost of rounding the counted values to a number format.
 
-The bin of a value is given by its bits: sign, exponent and 7 leading bits of the mantissa. Such a histogram needs no
-range beforehand, has a fixed size, resolves every value to one part in 128 wherever it lies, and two of them add up to
-exactly what one over both data sets would be, in any order. A linear histogram has to be widened, and so rounded,
-whenever a larger value comes.
+The bits of a value determine its bin: sign, exponent and 7 leading bits of the mantissa. Such a histogram needs no
+range beforehand, has a fixed size, and resolves every value to one part in 128. The sum of two histograms is exactly
+the histogram of both data sets, in any order. A linear histogram must be widened, and thereby rounded, for each larger
+value.
 
-The cost of rounding (`Levels`) is integrated over a histogram, so that no sample is run again. Values are taken to be
-spread evenly within a bin, between the extremes that were seen; for that distribution the integral of the squared
-distance to the nearest level is exact, clipping included. For continuous data the result is within 0.2 dB of quantizing
-the values themselves (tests/pipeline/quantization/record); data that sits on few distinct values, such as an image's 17
-grey levels, can differ by more, because a bin does not say where in it they lie.
+The cost of rounding (`Levels`) is integrated over a histogram, so no sample is run again. Values are assumed to be
+spread evenly within a bin, between the observed extremes; for that distribution the integral of the squared distance to
+the nearest level is exact, clipping included. For continuous data the result is within 0.2 dB of quantizing the values
+themselves (tests/pipeline/quantization/record); data with few distinct values, such as an image's 17 grey levels, can
+differ by more, because a bin does not record their positions.
 """
 
 import math
@@ -26,12 +26,12 @@ from enginesmith.core.errors import digest_of_bytes
 
 # One for each pattern of the 16 leading bits of a float32.
 BINS = 1 << 16
-# Number of values measured at a time: later passes find them, and 8 more bytes of each, in the core's cache.
+# Number of values measured at a time: later passes find them, and 8 more bytes for each, in the core's cache.
 CHUNK = 1 << 15
 _SIGN, _INFINITY = 0x8000, 0x7F80
 
 Floats = NDArray[np.float64]
-# Below this share of a step a bin is a point: the difference of two integrals would be rounding noise.
+# A bin below this share of a step counts as a point: the difference of two integrals would be rounding noise.
 THIN = 1e-6
 _FP8: Floats = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 _CODES: dict[int, Floats] = {
@@ -58,7 +58,7 @@ class LogHistogram:
 
     @classmethod
     def from_dense(cls, dense: NDArray[np.int64]) -> "LogHistogram":
-        """From the counts of all bins, [65536]."""
+        """The histogram with these counts of all bins, [65536]."""
         keys = np.flatnonzero(dense)
         return cls(keys.astype(np.uint16), dense[keys])
 
@@ -76,17 +76,17 @@ class LogHistogram:
         return counts
 
     def merge(self, other: "LogHistogram") -> "LogHistogram":
-        """What one histogram over both data sets would be: exact, associative and commutative."""
+        """The histogram of both data sets together: exact, associative and commutative."""
         return LogHistogram.from_dense(self.dense() + other.dense())
 
     @property
     def total(self) -> int:
-        """How many values were counted, those that are not finite included."""
+        """The number of counted values, including infinities and NaN."""
         return int(self.counts.sum())
 
     @property
     def nonfinite(self) -> int:
-        """How many values were infinite or NaN."""
+        """The number of infinities and NaN."""
         return int(self.counts[_special(self.keys)].sum())
 
     @cached_property
@@ -98,7 +98,7 @@ class LogHistogram:
     def bins(self) -> tuple[Floats, Floats, Floats]:
         """(lower edge, upper edge, count) of the finite bins in rising order of their values.
 
-        Zeros, subnormals below 9.2e-41 among them, are one bin without width at 0.
+        Zeros and subnormals below 9.2e-41 are one bin without width at 0.
         """
         finite_mask = ~_special(self.keys)
         keys, counts = self.keys[finite_mask], self.counts[finite_mask].astype(np.float64)
@@ -142,8 +142,8 @@ def empty_counts() -> NDArray[np.int64]:
 
 
 def count_into(dense: NDArray[np.int64] | None, values: Array) -> tuple[float, float]:
-    """Add an array of float32 to the counts of all bins, if any are given, and return its extremes: NaN where it holds
-    one, (inf, -inf) where it holds nothing."""
+    """Add an array of float32 to the counts of all bins, if any are given, and return its extremes: NaN if it contains
+    one, (inf, -inf) if it is empty."""
     flat_values = np.ascontiguousarray(values, np.dtype("<f4")).reshape(-1)
     bins, low, high = np.empty(min(CHUNK, flat_values.size), np.int64), np.float32(np.inf), np.float32(-np.inf)
     for start in range(0, flat_values.size, CHUNK):
@@ -161,7 +161,7 @@ def _special(keys: NDArray[np.uint16]) -> NDArray[np.bool_]:
 
 
 def _edge(keys: NDArray[np.uint32]) -> Floats:
-    """The float whose top 16 bits these are. The edge behind the last finite bin is 2**128, which float32 lacks."""
+    """The floats with these top 16 bits. The edge behind the last finite bin is 2**128, which float32 lacks."""
     edges = (keys << np.uint32(16)).view(np.float32).astype(np.float64)
     return np.where(np.isinf(edges), np.copysign(2.0**128, edges), edges)
 
@@ -174,7 +174,7 @@ class Levels:
 
     @classmethod
     def of(cls, element_type: int, scale: float, zero_point: float = 0.0) -> "Levels":
-        """Of a QuantizeLinear's format (a key of NAMES), scale and zero point. A runtime saturates at both ends."""
+        """The levels of a format (a key of NAMES) with a scale and zero point. A runtime saturates at both ends."""
         return cls((_CODES[element_type] - zero_point) * scale)
 
     @property
@@ -184,7 +184,7 @@ class Levels:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """Where saturation begins to cost: half a step beyond the last level at either end."""
+        """The limits beyond which saturation adds error: half a step beyond the last level at either end."""
         margin_below, margin_above = np.diff(self.values[:2])[0] / 2, np.diff(self.values[-2:])[0] / 2
         return float(self.values[0] - margin_below), float(self.values[-1] + margin_above)
 
@@ -216,7 +216,7 @@ class Levels:
         return np.where(thin_mask, point_error, mean_error)
 
     def _integral(self, x: Floats) -> Floats:
-        """Integral of (v - nearest(v))**2 from the lowest level to x: a cube in its cell, and whole cells before it."""
+        """Integral of (v - nearest(v))**2 from the lowest level to x: whole cells before x, and a cube in its cell."""
         cell = np.searchsorted(self._middles, x)
         lower_bounds = np.concatenate((self.values[:1], self._middles))
         level, start = self.values[cell], lower_bounds[cell]
@@ -234,14 +234,14 @@ class Levels:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """A ratio of energies; inf without noise, NaN without a signal."""
+    """The ratio of two energies in decibels; inf without noise, NaN without a signal."""
     if signal <= 0:
         return math.nan
     return 10 * math.log10(signal / noise) if noise > 0 else math.inf
 
 
 def rebin(histogram: LogHistogram, low: float, high: float, bins: int) -> list[float]:
-    """Counts in `bins` of equal width over [low, high]; values are taken to be spread evenly within a source's bin."""
+    """Counts in `bins` of equal width over [low, high]; values are assumed to be spread evenly within a source bin."""
     lower, upper, counts = histogram.bins
     edges, is_wide = np.linspace(low, high, bins + 1), upper > lower
     wide_lower, wide_upper = lower[is_wide], upper[is_wide]

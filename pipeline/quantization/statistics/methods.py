@@ -26,13 +26,13 @@ from pipeline.quantization.statistics.observations import Observations, TensorSt
 
 Activation = Literal["int8", "uint8"]
 
-# `mse` tries the extreme, and so many smaller bounds, each a tenth of an octave below the last.
+# `mse` tries the extreme and smaller bounds, this many in total, each a tenth of an octave below the last.
 MSE_STEPS, MSE_RATIO = 60, 2.0**-0.1
-# Around the best of them, this many between its neighbours.
+# `mse` then tries this many bounds between the neighbours of the best bound.
 MSE_FINE = 16
-# `entropy`'s histogram, and the fewest of its bins that are ever kept, as in the source.
+# `entropy`: the bins of its histogram, the fewest bins that are kept, and the step between trials, as in the source.
 ENTROPY_BINS, ENTROPY_LEAST, ENTROPY_STRIDE = 2048, 128, 16
-# A share that no value had, in place of 0 in a divergence.
+# Replaces a share of 0 in a divergence.
 SMALLEST_SHARE = 1e-12
 
 Floats = NDArray[np.float64]
@@ -41,8 +41,8 @@ Bins = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class Method:
-    """A way to choose a range. name: as in a spec, with the parameter.  choose: gives the range of one tensor, within
-    its extremes.  needs_histogram: whether it reads the histogram; if not, only extremes."""
+    """A way to choose a range. name: as in a spec, with the parameter.  choose: returns the range of one tensor.
+    needs_histogram: whether it reads the histogram; if not, only extremes."""
 
     name: str
     choose: Callable[[TensorStatistics, Activation], Pair]
@@ -66,7 +66,7 @@ def percentile(percent: float = 99.99) -> Method:
 
 def _choose_by_entropy(statistics: TensorStatistics, activation: Activation) -> Pair:
     is_one_sided = statistics.low >= 0 or statistics.high <= 0
-    levels = 255 if activation == "uint8" and is_one_sided else 128  # as many as magnitudes have
+    levels = 255 if activation == "uint8" and is_one_sided else 128  # of magnitudes
     bound = _least_divergent(
         _histogram(statistics).magnitudes(), max(abs(statistics.low), abs(statistics.high)), levels
     )
@@ -74,7 +74,7 @@ def _choose_by_entropy(statistics: TensorStatistics, activation: Activation) -> 
 
 
 def _choose_by_mse(statistics: TensorStatistics, activation: Activation) -> Pair:
-    """A symmetric bound for int8; for uint8 each end in turn, while the other one stays."""
+    """A symmetric bound for int8; for uint8 each end in turn, with the other end fixed."""
     bins = _histogram(statistics).bins
     amax = max(abs(statistics.low), abs(statistics.high))
     if activation == "int8":
@@ -92,18 +92,18 @@ def _choose_by_mse(statistics: TensorStatistics, activation: Activation) -> Pair
     return low, high
 
 
-# All that was seen: nothing is clipped.
+# The observed extremes: nothing is clipped.
 MINMAX = Method("minmax", lambda statistics, _: (statistics.low, statistics.high), needs_histogram=False)
-# The mean over all samples of their extremes: one odd sample hardly counts.
+# The mean of the extremes of all samples: one odd sample changes little.
 MOVING_AVERAGE = Method("moving-average", lambda statistics, _: statistics.averages, needs_histogram=False)
 # The range that loses least information: the Kullback-Leibler divergence of the quantized distribution.
 ENTROPY = Method("entropy", _choose_by_entropy)
-# The range with the least expected squared error: what rounding to its steps costs, and what clipping costs.
+# The range with the least expected squared error, of rounding and clipping together.
 MSE = Method("mse", _choose_by_mse)
 
 
 def method(name: str, percent: float | None = None) -> Method:
-    """The method that a spec names. Raises InputError for an unknown one, or a parameter that it does not have."""
+    """The method that a spec names. Raises InputError for an unknown one, and for a percentile of another method."""
     if name == "percentile":
         return percentile() if percent is None else percentile(percent)
     plain_methods = {kind.name: kind for kind in (MINMAX, MOVING_AVERAGE, ENTROPY, MSE)}
@@ -117,8 +117,8 @@ def method(name: str, percent: float | None = None) -> Method:
 def ranges(observations: Observations, chosen_method: Method, activation: Activation) -> Ranges:
     """The range of every tensor by a method, within its extremes.
 
-    A tensor without a histogram, where the method needs one, keeps its extremes: it was measured for its reach only.
-    One that was infinite, or empty in every run, has no range.
+    If the method needs a histogram, a tensor without one keeps its extremes: only its reach was measured. A tensor that
+    was infinite, or empty in every run, has no range.
     """
     tensors, sources = dict[str, Pair](), dict[str, RangeSource]()
     for name, tensor_statistics in observations.tensors.items():
@@ -140,8 +140,8 @@ def ranges(observations: Observations, chosen_method: Method, activation: Activa
 def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
     """Sum over a histogram of the squared error of quantizing to multiples of `step` in [low, high].
 
-    Values are taken to be spread evenly within a bin. For those in range the integral of the squared distance to the
-    nearest multiple is exact; for those outside it is the distance to the nearer end.
+    Values are assumed to be spread evenly within a bin. For values in range, the integral of the squared distance to
+    the nearest multiple is exact; for values outside, the distance to the nearer end counts.
     """
     lower, upper, counts = bins
     centres, width = (lower + upper) / 2, upper - lower
@@ -156,7 +156,7 @@ def expected_error(bins: Bins, low: float, high: float, step: float) -> float:
 def _rounding_error(lower: Floats, upper: Floats, step: float) -> Floats:
     """Mean squared distance to the nearest multiple of `step`, over each interval."""
     width = (upper - lower) / step
-    thin_mask = width < 1e-4  # where the difference of two integrals would be rounding noise
+    thin_mask = width < 1e-4  # the difference of two integrals would be rounding noise
     centre = (lower + upper) / (2 * step)
     point_error = np.square(centre - np.rint(centre))
     mean = (_integral(upper / step) - _integral(lower / step)) / np.where(thin_mask, 1.0, width)
@@ -186,7 +186,7 @@ def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> flo
     """The bound on magnitudes, up to `reach`, whose quantized distribution diverges least from the clipped one."""
     if reach < np.finfo(np.float32).tiny:
         return reach
-    # Counts in bins of equal width over [0, reach]; values are taken to be spread evenly within a bin.
+    # Counts in bins of equal width over [0, reach]; values are assumed to be spread evenly within a bin.
     low, high, bin_counts = magnitudes.bins
     edges, totals = np.concatenate((low[:1], high)), np.concatenate(([0.0], bin_counts.cumsum()))
     counts = np.diff(np.interp(np.linspace(0, reach, ENTROPY_BINS + 1), edges, totals))
@@ -197,9 +197,9 @@ def _least_divergent(magnitudes: LogHistogram, reach: float, levels: int) -> flo
 
 
 def _divergence(counts: Floats, tails: Floats, bin_count: int, levels: int) -> float:
-    """Kullback-Leibler divergence of the distribution clipped behind `bin_count` bins from the same one in `levels`.
+    """Kullback-Leibler divergence of the distribution clipped after `bin_count` bins from itself in `levels` levels.
 
-    counts: by bin.  tails: the counts from each bin on, added up.
+    counts: by bin.  tails: for each bin, the sum of the counts from it on.
     """
     reference = counts[:bin_count].copy()
     nonzero_mask = reference > 0

@@ -1,7 +1,7 @@
-"""What the tensors of a model held over calibration samples: one file from which every method derives its ranges.
+"""Statistics of a model's tensors over calibration samples, as one file from which every method derives its ranges.
 
-All of it merges exactly and in any order: extremes, counts, histograms, and sums of per-run extremes, which are kept as
-whole multiples of 2**-149 (the smallest float32), so that adding them rounds nothing.
+They merge exactly and in any order: extremes, counts, histograms, and sums of per-run extremes. The sums are whole
+multiples of 2**-149 (the smallest float32), so additions do not round.
 """
 
 import json
@@ -29,9 +29,9 @@ Span = tuple[int, int]
 class TensorStatistics:
     """One tensor over all samples.
 
-    low, high: extremes; infinite for a mask, and (inf, -inf) when nothing was seen.  elements: values counted.
-    runs: inferences with finite extremes.  low_sum, high_sum: the extremes of those, added up, in units of 2**-149.
-    histogram: of magnitudes; None where none was taken.
+    low, high: extremes; infinite for a mask, and (inf, -inf) without a value.  elements: number of counted values.
+    runs: number of runs with finite extremes.  low_sum, high_sum: sums of these extremes, in units of 2**-149.
+    histogram: of the values; None if none was recorded.
     """
 
     low: float = math.inf
@@ -43,7 +43,7 @@ class TensorStatistics:
     histogram: LogHistogram | None = None
 
     def extend_with(self, low: float, high: float, elements: int) -> "TensorStatistics":
-        """A copy that covers one more run; the histogram stays as it is."""
+        """A copy that includes one more run; the histogram does not change."""
         is_finite = math.isfinite(low) and math.isfinite(high)
         sums = (in_units(low), in_units(high)) if is_finite else (0, 0)
         return replace(
@@ -51,7 +51,7 @@ class TensorStatistics:
         )
 
     def merge(self, other: "TensorStatistics") -> "TensorStatistics":
-        """What one observation of both sets of samples would be. A histogram that one side lacks is dropped."""
+        """The statistics of both sets of samples together. A histogram that one side lacks is dropped."""
         histogram = self.histogram.merge(other.histogram) if self.histogram and other.histogram else None
         return TensorStatistics(
             min(self.low, other.low),
@@ -79,9 +79,9 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class Observations:
-    """What the tensors of a model held. model, dataset: digests.
+    """Statistics of a model's tensors. model, dataset: digests.
 
-    spans: the samples that were seen, as rising, disjoint [start, stop) of the data set.
+    spans: the observed samples, as rising, disjoint [start, stop) of the data set.
     """
 
     model: str
@@ -91,7 +91,7 @@ class Observations:
 
     @property
     def samples(self) -> int:
-        """How many samples were seen."""
+        """The number of observed samples."""
         return sum(stop - start for start, stop in self.spans)
 
     def merge(self, other: "Observations") -> "Observations":
@@ -121,7 +121,7 @@ class Observations:
 
     @classmethod
     def from_bytes(cls, data: bytes, place: str = "observations") -> "Observations":
-        """Read what `to_bytes` gave. Raises DataError for anything else. place: what to call it in the message."""
+        """Read the result of `to_bytes`. Raises DataError for anything else. place: name of the data in messages."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -134,7 +134,7 @@ class Observations:
 
     @property
     def digest(self) -> str:
-        """Digest over what was seen, and not over which file it came from."""
+        """Digest over the statistics alone, not over their model and samples."""
         return digest_of([encode(_ObservedTensor.of(name, self.tensors[name])) for name in sorted(self.tensors)])
 
 

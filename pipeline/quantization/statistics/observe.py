@@ -1,16 +1,16 @@
 """One streaming pass over calibration samples: extremes and histograms of the tensors that quantization needs.
 
-One sample at a time goes through the model (as few as the model takes, when it has a least batch), so that neither
-memory nor result depends on a batch size, and a bad sample can be named. The tensors leave the session as its outputs,
-and are measured and dropped before the next sample: extremes (which show NaN, as onnxruntime's own reductions do not)
-and counts of a block while it is in a core's cache. Memory is that of one inference, of the measured tensors, and half
-a megabyte of counts per histogram, whatever the number of samples. Statistics of parts of the samples can be merged:
-workers split the data, and an interrupted pass goes on from the parts that are done.
+The model runs one sample at a time (or its least batch), so memory and result do not depend on a batch size, and a bad
+sample can be named. The tensors are outputs of the session. They are measured and dropped before the next sample: their
+extremes (which show NaN; onnxruntime's own reductions do not) and counts, block by block in a core's cache. Memory does
+not depend on the number of samples: one inference, the measured tensors, and half a megabyte of counts per histogram.
+Statistics of parts of the samples can be merged: workers split the data, and an interrupted pass continues after the
+finished parts.
 
 onnxruntime optimizes the model first. It computes convolutions in a layout of its own (NCHWc: channels in blocks of a
 vector's width) and would copy every measured tensor back. Extremes and histograms do not depend on order, so the
-blocked tensor is taken, wherever its channels fill whole blocks and no padding would be counted. Weights go to a file
-beside the model, which both sessions map: they are never held twice in Python's memory, and models over 2 GB work.
+blocked tensor is measured if its channels fill whole blocks, without padding. Weights are in a file beside the model,
+which both sessions map: Python's memory never contains them twice, and models over 2 GB work.
 """
 
 import itertools
@@ -43,7 +43,7 @@ from pipeline.sources.user_process import start_user_process
 from validation.data.generated import GeneratedSamples
 from validation.data.samples import Samples, SampleSource
 
-# The widest blocks of channels that onnxruntime has; a multiple of it fills narrower blocks too.
+# Width of onnxruntime's widest blocks of channels; a multiple of this width fills narrower blocks too.
 BLOCK = 16
 EXTERNAL_FROM_BYTES = 1024
 _SAVING = {
@@ -55,8 +55,8 @@ _SAVING = {
 
 @dataclass(frozen=True)
 class Tapped:
-    """An open session, None where the model's inputs alone are measured. places: tensor -> what is measured for it, a
-    tensor of the session or an input; several tensors may have one place, such as a result and its transpose."""
+    """An open session; None if only inputs of the model are measured. places: tensor -> the output of the session or
+    the input that is measured for it; several tensors may share one, such as a result and its transpose."""
 
     session: Untyped
     places: Mapping[str, str]
@@ -83,7 +83,7 @@ def open_source(
 ) -> Iterator[SampleSource]:
     """The samples of a file or folder below `root`, or of 'file.py:function', which is called inside this context.
 
-    digest: of the samples, where they come from code.  columns: names of arrays of stored data that no input takes.
+    digest: of the samples, if they come from code.  columns: names of arrays of stored data that are not inputs.
     Raises DataError for stored data that does not fit the inputs, ModelError for an entry point that is missing or
     cannot be imported.
     """
@@ -121,9 +121,9 @@ def observe(
     histograms: which tensors get one: all, none, or the named ones.  threads: of the runtime, 0 for all cores.
     span: the samples [start, stop) to run; other workers run the rest (`Observations.merge`).
 
-    A tensor that int8 does not need may hold infinities or NaN by design, such as a mask of -inf or marks of missing
-    values: it then counts as infinite. Raises DataError, naming tensor and sample, for either in a tensor that int8
-    needs; ModelError for a model that does not run or lacks a named tensor."""
+    A tensor that int8 does not need may contain infinities or NaN by design, such as a mask of -inf or marks of missing
+    values: it then counts as infinite. Raises DataError, with tensor and sample, for infinities or NaN in a tensor that
+    int8 needs; ModelError for a model that does not run or lacks a named tensor."""
     loaded_model = load_graph(model)
     mask_texts = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded_model)]
     remedy = f"; look at the model's constants first: {', '.join(mask_texts)}" if mask_texts else ""
@@ -158,7 +158,7 @@ def _count_run(
     counts: Mapping[str, NDArray[np.int64]],
     needed_names: Collection[str],
 ) -> str | None:
-    """Add a run to the statistics and the counts, in place. The reason why it cannot be used, or None."""
+    """Add a run to the statistics and the counts, in place; return why the run cannot be used, or None."""
     for name, values in run:
         low, high = count_into(counts.get(name), values)
         is_nan, is_empty = math.isnan(low), low > high
@@ -216,7 +216,7 @@ def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
 def _optimize(
     model: ModelProto, tensors: Sequence[str], inner_names: Sequence[str], workdir: Path, threads: int
 ) -> tuple[ModelProto, dict[str, str]]:
-    """The graph as onnxruntime would run it with `inner_names` as outputs, and where each of them can be measured."""
+    """The graph as onnxruntime runs it with outputs `inner_names`; for some outputs, the blocked tensor to measure."""
     graph, source_path = model.graph, workdir / "source.onnx"
     if has_external(model):
         link_shards(model, workdir)
@@ -230,7 +230,7 @@ def _optimize(
             size_threshold=EXTERNAL_FROM_BYTES,
         )
     embed_shapes(model, workdir)
-    _check_tensors(model, tensors)  # only now, when the model is light
+    _check_tensors(model, tensors)  # only now: the weights are in files
     if not inner_names:
         return model, {}
     set_items(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in inner_names])
@@ -247,7 +247,7 @@ def _optimize(
 
 
 def _drop_unneeded(model: ModelProto, places: set[str]) -> None:
-    """Take out what no measurement reads: copies to plain layout, and inputs that only such nodes depended on."""
+    """Remove parts that no measurement reads, in place: copies to plain layout, and inputs that only they read."""
     graph = model.graph
     del graph.output[:]
     operand_names = {name for node in graph.node for name in list_reads(node)} | places

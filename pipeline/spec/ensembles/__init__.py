@@ -1,1 +1,1 @@
-"""Specs of several graphs as one version."""
+"""Specs of ensembles: several graphs as one version."""

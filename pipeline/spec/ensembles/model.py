@@ -64,7 +64,7 @@ class EnsembleFunction(SpecPart):
         return f"{inside(file)}:{name}"
 
     def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> state.EnsembleFunction:
-        """A copy with digests of its files. name: in the spec.  folder: of the spec.  sources: what gives its inputs.
+        """A copy with digests of its files. name: in the spec.  folder: of the spec.  sources: of its inputs.
         Raises ModelError for a file that cannot be read."""
         digests = {
             str(path.relative_to(folder)): digest_of_file(path) for path in source_files(folder, folder / self.file)
@@ -78,7 +78,7 @@ class EnsembleFunction(SpecPart):
 
     @property
     def name(self) -> str:
-        """The function in it."""
+        """The name of the function in the file."""
         return self.function.partition(":")[2]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -105,7 +105,7 @@ def find_state_mistakes(
     functions: Collection[str],
     data: Mapping[str, EnsembleArrays],
 ) -> Iterator[tuple[Loc, str]]:
-    """Mistakes: (key that it is about, message). functions: names of those between graphs.  data: by section."""
+    """Mistakes on graphs with state: (key, message). functions: names of those between graphs.  data: by section."""
     stateful_graphs = [name for name, graph_spec in graphs.items() if graph_spec.state]
     for key, source in connections.items():
         graph, _, name = key.partition(".")
@@ -151,7 +151,7 @@ def _wrong_arrays(
 def _wrong_steps(
     place: Loc, dim: str, graphs: Mapping[str, SpecSections], connections: Mapping[str, str]
 ) -> Iterator[tuple[Loc, str]]:
-    """A dim that samples of a step cannot be joined along: (key, message)."""
+    """A dim along which the samples of a step cannot be joined: (key, message)."""
     step_dims = []
     for graph, graph_spec in graphs.items():
         state_axes = {
@@ -175,15 +175,15 @@ def _wrong_steps(
         yield place, f"{text} is none; {suggest(dim, step_dims)}"
 
 
-# Each graph keeps a spec of its own, and is a model of its own in the registry; an ensemble pins a version of each.
+# Each graph has its own spec, and is a separate model in the registry; an ensemble pins a version of each graph.
 
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 HELP = "docs/guides/ensembles.md has an example"
 
 
 class EnsembleData(EnsembleArrays):
-    """Real inputs of the whole; what the later graphs get of them is computed by those before. Where graphs have state,
-    each sample is a step, in the order of the sequences."""
+    """Real inputs of the whole; the earlier graphs compute the inputs of the later ones. If graphs have state, each
+    sample is a step, in the order of the sequences."""
 
     data: File = Field(description="an .npz or .safetensors with an array for each input of the whole")
 
@@ -286,13 +286,13 @@ class EnsembleSpec(SpecFile):
         return ("graphs" if name in self.graphs else "functions", name)
 
     def order(self) -> list[str]:
-        """Names of graphs and functions, as they are run."""
+        """Names of graphs and functions, in the order of execution."""
         node_sources = {name: dict(self._given(name)) for name in (*self.graphs, *self.functions)}
         graphs = {name: node_sources[name] for name in self.graphs}
         return list(order_nodes(graphs, {name: node_sources[name] for name in self.functions}))
 
     def _given(self, name: str) -> Iterator[tuple[str, str]]:
-        """The inputs of a graph or function that connections name, each with what gives it."""
+        """(input, source) of each connection to a graph or function."""
         for key, source in self.connections.items():
             if key.partition(".")[0] == name:
                 yield key.partition(".")[2], source
@@ -334,7 +334,7 @@ class LoadedEnsemble:
     graphs: Mapping[str, ModelSpec]
 
     def wiring(self) -> dict[str, dict[str, str]]:
-        """For each graph what gives each of its inputs (`enginesmith.core.state`)."""
+        """For each graph and function, the source of each input (`enginesmith.core.state`)."""
         connections = self.spec.connections
 
         def sources(name: str) -> dict[str, str]:
@@ -349,7 +349,7 @@ class LoadedEnsemble:
         return tuple((self.graphs.get(name) or self.spec.functions[name]).tensors())
 
     def named_dims(self, name: str) -> tuple[Dim, ...]:
-        """The named dims of what a graph or a function takes."""
+        """The named dims of a graph's or a function's inputs."""
         return (self.graphs.get(name) or self.spec.functions[name]).named_dims()
 
     def functions(self) -> dict[str, state.EnsembleFunction]:
@@ -364,22 +364,22 @@ class LoadedEnsemble:
 
     @property
     def path(self) -> Path:
-        """Where its own spec is."""
+        """The file of the ensemble's spec."""
         return self.spec.path
 
     @property
     def folder(self) -> Path:
-        """That of its own spec, where its graphs' specs are too, or in folders below it."""
+        """The folder of the ensemble's spec. The specs of its graphs are in this folder or below."""
         return self.spec.folder
 
     def locate(self, mistakes: "list[tuple[Loc, str]]") -> SpecError:
-        """Mistakes, (key that it is about, message) each, as one error with their lines."""
+        """Mistakes, each (key, message), as one error with their lines."""
         _, root = load_document(self.spec.path, KIND)
         return SpecError(locate(self.spec.path, root, mistakes))
 
 
 def named_graphs(path: Path) -> list[Path]:
-    """The files of an ensemble's graphs, as far as its own file can be read."""
+    """The spec files of an ensemble's graphs; empty if its own spec has mistakes."""
     try:
         spec, _ = load_document(path, KIND)
     except SpecError:
@@ -414,7 +414,7 @@ def _missing_files(spec: EnsembleSpec) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
-    """What the specs of graphs do not have, or cannot have in an ensemble: (key, message)."""
+    """Mistakes between an ensemble's spec and the specs of its graphs: (key, message)."""
     graphs, spec = ensemble.graphs, ensemble.spec
     for key, source in spec.connections.items():
         graph, _, name = key.partition(".")
@@ -438,7 +438,7 @@ def _wrong_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
 
 
 def _unsuitable_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
-    """Graphs with what an ensemble does not have: (key, message)."""
+    """Graphs whose model's name is taken, or whose labels the data of the whole replaces: (key, message)."""
     graphs, spec = ensemble.graphs, ensemble.spec
     models = [spec.model]
     for name, graph_spec in graphs.items():
