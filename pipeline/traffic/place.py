@@ -263,7 +263,9 @@ def _policy(batch: Dim | None, within: Trace, options: BucketOptions) -> tuple[B
     is_batched = (options.batch or 0) > 1 or options.wait_s > 0
     if batch is None:
         if is_batched:
-            raise InputError("requests cannot be batched: the model has no dim that all inputs begin with")
+            raise InputError(
+                "requests cannot be batched: no dim begins all inputs, or --dim names it; leave out --batch and --wait"
+            )
         return None, ()
     if options.batch is not None and options.batch > batch.max:
         raise InputError(f"--batch {options.batch} is more than dims.{batch.name} accepts ({batch.words})")

@@ -310,7 +310,7 @@ def unserved_runs() -> AutomationCore:
 def hopeless_runs() -> AutomationCore:
     """The automation that ends a `compile-model` run as Failed after `TRIES` restarts without success. Prefect's own
     run count leaves out restarts whose process never began."""
-    message = f"failed {TRIES + 1} times; fix the cause in its states and the worker's log, and start it again"
+    message = f"crashed or had no cluster {TRIES + 1} times; fix the cause (states, worker's log), and start it again"
     action = ChangeFlowRunState(state=StateType.FAILED, message=message)
     trigger = {"match_related": _BUILD, "after": {_RETRY}, "expect": _UNSERVED, "posture": Posture.Reactive}
     return _on_runs(_HOPELESS_RUNS, message, action, **trigger, threshold=TRIES, within=timedelta(days=30))
