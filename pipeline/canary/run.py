@@ -93,7 +93,7 @@ def in_flight_of(
         spans = [(at_s, median_s) for at_s, _ in pairs]
     peak_count = max(1, peak([at_s for at_s, _ in spans], [latency for _, latency in spans]))
     if peak_count > MOST_IN_FLIGHT:
-        return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}, and {MOST_IN_FLIGHT} is the most that is replayed")
+        return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}; at most {MOST_IN_FLIGHT} are replayed")
     return InFlight(peak_count, source)
 
 

@@ -136,7 +136,7 @@ def _refuse_files(export: Exported, candidate: PlanCandidate) -> str | None:
         remedy = (
             f"add one that exports {' or '.join(entries)} to source.libraries"
             if entries
-            else "it opens none; use another"
+            else f"{backend.name} opens none; use another backend"
         )
         return f"the model has operators of its own, and no library of them is for {backend.name}; {remedy}"
     if candidate.precision in QUANTIZED and not model.carries_qdq:

@@ -164,7 +164,7 @@ def test_an_invalid_report_is_refused(serving: Store) -> None:
 
     for status, reason, answer in (
         (422, "has not reached node", take(other_texts[0])),
-        (422, "version '77' is neither 2, which comes, nor 1", take(version="77")),
+        (422, "version '77' is neither new 2 nor old 1", take(version="77")),
         (422, "201 characters", take(detail="x" * 201)),
         (400, "requests is -1; it must be a whole number from 0", take(requests=-1)),
     ):
