@@ -298,7 +298,7 @@ class CanaryExecution:
         if traffic.surplus:
             remarks.append(f"no inputs, and left out: {', '.join(traffic.surplus)}")
         if (share := traffic.sampling) < 1.0 and self._request.pace.scale == 1.0:
-            remarks.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
+            remarks.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it at full rate")
         if traffic.cut:
             remarks.append("half a line at the end of the traffic was left out")
         remarks.append(f"requests in flight: {self._in_flight.count}; {self._in_flight.source}")

@@ -377,7 +377,7 @@ def describe_deciding(spec: ModelSpec) -> str:
     deciding_names = [metric.name for metric in metrics if "int8" in metric.decides]
     if not deciding_names:
         return ""
-    return f"; its trials were held to decibels, not to {' and '.join(deciding_names)}, by which the graph is judged"
+    return f"; SQNR judged its trials, but {' and '.join(deciding_names)} will judge the graph"
 
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, deciding_text: str = "") -> Graph:

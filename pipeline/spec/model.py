@@ -154,7 +154,7 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             yield ("state", name, "output"), text
         twin = next(input_name for input_name, output in state_outputs.items() if output == state.output)
         if twin != name:
-            text = f"state {name!r} takes {state.output!r}, as state {twin!r} does; name the output that is its own"
+            text = f"state {name!r} takes {state.output!r}, as state {twin!r} does; each state needs its own output"
             yield ("state", name, "output"), text
         if name in spec.inputs and not is_value_of(dtype := spec.inputs[name].dtype, state.initial):
             text = f"state {name!r} is {dtype}, which does not hold {state.initial:g}; give a value that it holds, as 0"

@@ -106,7 +106,7 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
 def check_model(file: Path, model: str) -> None:
     """Raise DataError for a file whose first line says that it is of another model. model: '' for any."""
     if model and (stated_model := _said_model(file)) not in ("", model):
-        raise DataError(f"{file} is traffic of {stated_model!r}, and this is {model!r}; give its own spec or version")
+        raise DataError(f"{file} is traffic of {stated_model!r}, not of {model!r}; give its own spec or version")
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:

@@ -292,7 +292,7 @@ def unstarted_runs(tag: str, variables: Mapping[str, object]) -> AutomationCore:
 
 def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], within: timedelta) -> AutomationCore:
     of_tag = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
-    action = ChangeFlowRunState(state=StateType.CRASHED, message=f"{reason}; what it had finished is on record")
+    action = ChangeFlowRunState(state=StateType.CRASHED, message=f"{reason}; the steps that it finished are recorded")
     return _on_runs(name, reason, action, match_related=of_tag, after=after, expect=expect | _ENDS, within=within)
 
 
