@@ -164,7 +164,7 @@ def test_earlier_findings_stay_fixed(place: Path) -> None:
     criteria = [{**item, "low": 10**400} for item in valid_value["criteria"]]
     body = {**{key: value for key, value in valid_value.items() if key != "digest"}, "criteria": criteria}
     (place / "huge.json").write_text(json.dumps({**body, "digest": digest_of(body)}))
-    with pytest.raises(EnginesmithError, match="is incomplete"):
+    with pytest.raises(EnginesmithError, match="is invalid"):
         read_report_file(place / "huge.json")
     np.save(place / "old.npy", X)
     data = (place / "old.npy").read_bytes()

@@ -93,7 +93,7 @@ def in_flight_of(
         spans = [(at_s, median_s) for at_s, _ in pairs]
     peak_count = max(1, peak([at_s for at_s, _ in spans], [latency for _, latency in spans]))
     if peak_count > MOST_IN_FLIGHT:
-        return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}, and {MOST_IN_FLIGHT} is the most that is replayed")
+        return InFlight(MOST_IN_FLIGHT, f"{source} is {peak_count}; at most {MOST_IN_FLIGHT} are replayed")
     return InFlight(peak_count, source)
 
 
@@ -298,7 +298,7 @@ class CanaryExecution:
         if traffic.surplus:
             remarks.append(f"no inputs, and left out: {', '.join(traffic.surplus)}")
         if (share := traffic.sampling) < 1.0 and self._request.pace.scale == 1.0:
-            remarks.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it as dense as it was")
+            remarks.append(f"the traffic is a sample of {share:g}; --scale {1 / share:g} replays it at full rate")
         if traffic.cut:
             remarks.append("half a line at the end of the traffic was left out")
         remarks.append(f"requests in flight: {self._in_flight.count}; {self._in_flight.source}")

@@ -216,7 +216,7 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
         return f"{channel_text} was not moved: it served {version} earlier; promote it by hand to serve it again"
     state_by_version = {entry.version: entry.state for entry in history.rollouts}
     if state := rollout.state if rollout and rollout.version == version else state_by_version.get(version):
-        return f"{channel_text} was not moved: a rollout of {version} is {state}; start another one by hand"
+        return f"{channel_text} was not moved: a rollout of {version} is {state}; another one starts only by hand"
     verdicts = target_verdicts(store, candidate, serving)
     blockers = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
     if blockers or not verdicts:

@@ -136,7 +136,7 @@ def _refuse_files(export: Exported, candidate: PlanCandidate) -> str | None:
         remedy = (
             f"add one that exports {' or '.join(entries)} to source.libraries"
             if entries
-            else "it opens none; use another"
+            else f"{backend.name} opens none; use another backend"
         )
         return f"the model has operators of its own, and no library of them is for {backend.name}; {remedy}"
     if candidate.precision in QUANTIZED and not model.carries_qdq:
@@ -377,7 +377,7 @@ def describe_deciding(spec: ModelSpec) -> str:
     deciding_names = [metric.name for metric in metrics if "int8" in metric.decides]
     if not deciding_names:
         return ""
-    return f"; its trials were held to decibels, not to {' and '.join(deciding_names)}, by which the graph is judged"
+    return f"; SQNR judged its trials, but {' and '.join(deciding_names)} will judge the graph"
 
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, deciding_text: str = "") -> Graph:

@@ -150,7 +150,7 @@ def _weights_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     weight_bits = max(TRAITS[precision].bits for precision in spec.precision_list())
     weights_mib = (size * weight_bits // 32) >> 20
     if weights_mib > spec.build.memory_mib:
-        need_text = f"an engine with {weight_bits} bits a weight holds {weights_mib} MiB of them"
+        need_text = f"the weights alone take {weights_mib} MiB at {weight_bits} bits each"
         text = f"{spec.build.memory_mib} MiB are too few: {need_text}; set {weights_mib + 2048}"
         yield ("build", "memory_mib"), text
 

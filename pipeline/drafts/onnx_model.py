@@ -285,9 +285,9 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     config_message = _read_config(config)
     platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
     if not platform.startswith("onnxruntime"):
-        remedy = f"run `enginesmith init {config}`" if platform == ENSEMBLE else "name the model"
+        remedy = f"run `enginesmith init {config}`" if platform == ENSEMBLE else "name the model's file"
         raise InputError(
-            f"{config} is of the platform {platform!r}; only configurations of onnxruntime are read: {remedy}"
+            f"{config} is of the platform {platform!r}, and a model's configuration must be of onnxruntime; {remedy}"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
     version_numbers = config_message.message("version_policy").message("specific").numbers("versions")

@@ -81,7 +81,7 @@ def _read_lines(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
 def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     remedy = "put one object per line into a .jsonl file"
     if (size := path.stat().st_size) > MOST_JSON_BYTES:
-        raise DataError(f"{path} has {format_bytes(size)}, which is too large for a .json file; {remedy}")
+        raise DataError(f"{path} has {format_bytes(size)}; at most {format_bytes(MOST_JSON_BYTES)} are read; {remedy}")
     try:
         document = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:

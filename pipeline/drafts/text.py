@@ -230,7 +230,7 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
     fitting_pairs = [pair for pair in pairs if pair not in named_sources] if is_specific else []
     if len(fitting_pairs) == 1:
         return fitting_pairs[0], f"the only output of this type and shape, {tensor_text}"
-    return (None, f"one of {', '.join(fitting_pairs)}, or an input of the whole") if fitting_pairs else None
+    return (None, f"one of {', '.join(fitting_pairs)}, or an input of the ensemble") if fitting_pairs else None
 
 
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:

@@ -222,7 +222,7 @@ def parts_of(node: Mapping[str, object]) -> Iterator[GpuPart | LeftOut]:
     ):
         yield GpuPart(name, Hardware(Machine()), 0, _remarks(node))
         return
-    reason = "its labels count no GPU, whole or sliced; look at its device plugin"
+    reason = "its labels count no GPU and no MIG slice; check its device plugin"
     gpu_parts: list[GpuPart] = []
     if "MIG-INVALID" in labels.text("gpu.product"):
         reason = (

@@ -211,7 +211,7 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
 
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 _REMEDIES = {
-    401: "the cluster does not accept these credentials; `kubectl get nodes` with them says more",
+    401: "the cluster does not accept these credentials; run `kubectl get nodes` with them to see why",
     403: "the user or ServiceAccount may not list nodes; bind it a ClusterRole with verb list on nodes",
 }
 

@@ -194,9 +194,7 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
         best_donor = next((peer for peer in donors if peer.unit == entry.unit), donors[0] if donors else None)
         old_request, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
-            reason = (
-                f"{source.reference} has no graph in {entry.precision} for {entry.backend}; build a unit of it there"
-            )
+            reason = f"{source.reference} has no {entry.precision} graph with a report for {entry.backend}; build one"
             refused_refits.append(Refit(old_request, entry.digest, reason=reason))
             continue
         changes = {"model": donor.graph, "inputs": donor.inputs, "outputs": donor.outputs}

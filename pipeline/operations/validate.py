@@ -286,7 +286,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
-        raise IntegrityError(f"{manifest.reference} is incomplete: {error}; build it again") from error
+        raise IntegrityError(f"{manifest.reference} cannot be read as an ensemble: {error}; build it again") from error
     manifests = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in manifests.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}

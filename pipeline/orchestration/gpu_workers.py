@@ -24,7 +24,7 @@ from pipeline.operations.validate import Pending, Validated, validate_pending
 # The jobs that the task starts have the limits of their spec, and the worker limits memory. A task that hangs gives its
 # GPU back after a day.
 LIMITS = ProcessLimits(
-    86_400.0, 1 << 40, "replay less traffic, or start it again: what is proven by now is not proven again"
+    86_400.0, 1 << 40, "replay less traffic, or start it again: engines that are proven by now are skipped"
 )
 # Kinds of failure that concern one version's task, and not the next one's.
 _OF_ONE = ("error", "crash", "timeout", "memory", "node-memory", "node-lost")

@@ -343,7 +343,7 @@ class _Together(Progress):
                 if listener in self._others:
                     self._others.remove(listener)
                     listener_type = type(listener).__name__
-                    print(f"warning: {listener_type} is told nothing more of this run: {error!r}", file=sys.stderr)
+                    print(f"warning: {listener_type} gets no more events of this run: {error!r}", file=sys.stderr)
 
     def watch(self, name: str) -> AbstractContextManager[None]:
         return self._display.watch(name)

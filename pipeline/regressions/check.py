@@ -59,7 +59,7 @@ def judge_pair(pair: EnginePair, options: CheckOptions, judged_by_metric: bool) 
     """The findings on a pair of engines. judged_by_metric: whether a task metric of the spec has a limit."""
     interface_text = next((text for text in pair.remarks if text.startswith("its ")), None)
     if interface_text:
-        yield Finding("interface", "error", f"{interface_text}; requests to the one do not fit the other", pair.unit)
+        yield Finding("interface", "error", f"{interface_text}; requests for one do not fit the other", pair.unit)
         return
     for metric in filter(_lost, pair.metrics):
         new_text = "cannot be measured" if metric.new is None else format_metric(metric.name, metric.new)

@@ -286,7 +286,7 @@ class Rehearser:
         new_entry = unit.stored_entry(entry.inputs, entry.outputs, store)
         if obstacle := validate.ensemble_not_here(store, manifest, entry):
             new = replace(new, digest=new_entry.digest)
-            return self.without_run(manifest, entry, new, f"its graphs move; not run here as a whole: {obstacle}")
+            return self.without_run(manifest, entry, new, f"its graphs move; the ensemble was not run here: {obstacle}")
         _, executor = self.open("new", self.upgrade.pins)
         with workdir() as folder:
             ensemble = validate.read_ensemble(manifest, store, folder)

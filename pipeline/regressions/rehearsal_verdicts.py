@@ -155,7 +155,7 @@ def plan_version(
     notes = list[str]()
     for channel in channels:
         if rollout := channel.active_rollout:
-            notes.append(f"{channel.name}: refuses it until the rollout of {rollout.version} ends")
+            notes.append(f"{channel.name}: cannot move until the rollout of {rollout.version} ends")
         elif plan := policies.of_channel(store, manifest.model, channel.name).rollout:
             notes.append(f"{channel.name}: a rollout in waves {', '.join(map(str, plan.waves))}")
     busy_channels = tuple(channel.name for channel in channels if channel.active_rollout)

@@ -108,7 +108,7 @@ def _health(rollout: Rollout, heard: Heard, moment: Moment, least_ppm: int) -> G
     if count < rollout.plan.gates.least_reports:
         return GateResult("health", "wait", f"{failing_text}; {rollout.plan.gates.least_reports} must report")
     if too_many:
-        return GateResult("health", "wait", f"{failing_text}, {limit_text}: the wave's end decides, or more reports")
+        return GateResult("health", "wait", f"{failing_text}, {limit_text}; more reports or the wave's end decide")
     if silent_count > limit * count:
         return GateResult(
             "health", "wait", f"{failing_text}, and {pluralize(silent_count, 'node')} went silent; {limit_text}"
@@ -198,7 +198,7 @@ def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Ad
                 change_rollout(store, old_rollout, decision.rollout)
         except ConflictError:
             stored_rollout = read_rollout(store, old_rollout.model, old_rollout.channel) or old_rollout
-            return Advance(stored_rollout, "beaten", f"another writer was faster: {stored_rollout.history[-1].what}")
+            return Advance(stored_rollout, "beaten", f"another writer was first: {stored_rollout.history[-1].what}")
         decision = replace(decision, is_made=decision.rollout.history != old_rollout.history)
     clear_marks(store, model, channel)
     return decision
@@ -241,7 +241,7 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
             raise IntegrityError(f"{rollout.model}@{rollout.version} has another manifest now")
         gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
     except (IntegrityError, UnknownNameError) as error:
-        return _halt(rollout, now, who, f"what it brings cannot be read: {error}", (), node_reports)
+        return _halt(rollout, now, who, f"the new version or its canaries cannot be read: {error}", (), node_reports)
     if failed_gates := [gate for gate in gates if gate.verdict == "fail"]:
         reason = "; ".join(f"{gate.name}: {gate.why}" for gate in failed_gates)
         return _halt(rollout, now, who, reason, gates, node_reports)

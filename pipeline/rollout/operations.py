@@ -77,7 +77,7 @@ def _limit_wave(wave: Slice, nodes: int) -> int:
     share = limit_share(wave.share_ppm, nodes)
     if share * nodes < LEAST_MEAN * WHOLE:
         raise InputError(
-            f"wave {wave} of {nodes} nodes: at most {wave.share_ppm * nodes // WHOLE}, picked by a hash, means "
+            f"wave {wave} of {nodes} nodes: a hash picks them: at most {wave.share_ppm * nodes // WHOLE} means "
             f"{share * nodes / WHOLE:.2g} on average, and often none; give a larger share, name the first nodes by a "
             "label (label=NAME), or leave --nodes out, so that the share is an average"
         )
@@ -308,9 +308,9 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
 
 def _waive_data(store: Store, rollout: Rollout, who: Operator) -> Rollout:
     if rollout.state != "running" or rollout.waived > rollout.wave:
-        reason = "needs no data in this wave already" if rollout.waived > rollout.wave else f"is {rollout.state}"
+        reason = "already accepts this wave without data" if rollout.waived > rollout.wave else f"is {rollout.state}"
         raise InputError(
-            f"the rollout of {rollout.where} {reason}; --without-data is for a wave that is open and waits"
+            f"the rollout of {rollout.where} {reason}; use --without-data only while an open wave waits for data"
         )
     wave_count = rollout.wave + 1
     new_state = rollout.decide(who.at, "approved without data", who.by, who.why, approved=wave_count, waived=wave_count)

@@ -89,7 +89,7 @@ class ReportReceiver:
             if old_report is not None and _is_recent(old_report, now):
                 return 429, f"a node reports at most every {LEAST_S:g} s"
             if old_report is None and not self._admit(message):
-                return 429, f"{MOST_NODES} nodes have reported, and no more are taken"
+                return 429, f"{MOST_NODES} nodes have reported, and no more are accepted"
         except UnavailableError:
             raise
         except EnginesmithError as error:
@@ -118,7 +118,7 @@ def find_objection(channel: Channel, rollout: Rollout | None, node: ServingNode,
     # Outside of a rollout a node may serve any version for long, as none that came later fits it.
     is_expected = report.version in (rollout.version, rollout.base) if rollout else is_name(report.version)
     if not is_expected and (report.version or report.failure != "pull"):
-        expected_text = f"neither {rollout.version}, which comes, nor {rollout.base}" if rollout else "no version"
+        expected_text = f"neither new {rollout.version} nor old {rollout.base}" if rollout else "not a version name"
         return f"version {report.version[:80]!r} is {expected_text}"
     if (length := max(map(len, (report.detail, report.unit, report.machine)))) > MOST_DETAIL:
         return f"one of its texts has {length} characters; at most {MOST_DETAIL} are allowed"

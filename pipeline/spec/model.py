@@ -137,7 +137,7 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
         for axis, total in TensorSpec(name, tensor.dtype, tensor.shape).sums:
             loc: Loc = ("inputs", name, "shape", axis)
             if name in spec.state:
-                yield loc, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
+                yield loc, f"state {name!r} has {total!r}; a size of a state is one number or one dim"
             for dim in (term for term in total.split(PLUS) if not term.isdecimal() and term not in axes):
                 yield loc, f"{total!r} has dim {dim!r}, which is not an axis of any input; name one that is"
 
@@ -154,14 +154,14 @@ def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             yield ("state", name, "output"), text
         twin = next(input_name for input_name, output in state_outputs.items() if output == state.output)
         if twin != name:
-            text = f"state {name!r} takes {state.output!r}, as state {twin!r} does; name the output that is its own"
+            text = f"state {name!r} takes {state.output!r}, as state {twin!r} does; each state needs its own output"
             yield ("state", name, "output"), text
         if name in spec.inputs and not is_value_of(dtype := spec.inputs[name].dtype, state.initial):
             text = f"state {name!r} is {dtype}, which does not hold {state.initial:g}; give a value that it holds, as 0"
             yield ("state", name, "initial"), text
     yield from _wrong_places(spec)
     if spec.state and not spec.inputs.keys() - spec.state.keys():
-        yield ("state",), "every input is a state, so that no step is given anything; leave one input out of state"
+        yield ("state",), "every input is a state, so a step has no input of its own; remove one from state"
     state_dims = {dim for name, tensor in spec.inputs.items() if name not in spec.state for dim in tensor.shape}
     for dim, size in spec.dims.items():
         if size.min == 0 and dim in state_dims:
@@ -174,9 +174,9 @@ def _wrong_int8_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         loc: Loc = ("state", state.input, "dtype")
         path = ".".join(map(str, loc))
         if state.input in spec.inputs and (input_dtype := spec.inputs[state.input].dtype) != "float32":
-            yield loc, f"{path} is int8, which stands for float32, and the input is {input_dtype}; remove it"
+            yield loc, f"{path} is int8, which replaces only float32, but the input is {input_dtype}; remove it"
         if state.initial:
-            yield loc, f"{path} is int8, and its initial value {state.initial:g}, not 0; remove dtype"
+            yield loc, f"{path} is int8, which needs the initial value 0, not {state.initial:g}; remove dtype"
         if not set(QUANTIZED).intersection(spec.precisions):
             yield loc, f"{path} changes nothing: no precision is quantized ({', '.join(QUANTIZED)}); remove it"
         elif spec.calibration is None:
@@ -194,7 +194,7 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             text = f"state {name!r} {list(shape)} has no fixed size on axis {places.axis}; name the axis of its places"
             yield (*loc, "axis"), text
         if position_spec is None or not position_spec.dtype.startswith(("int", "uint")):
-            yield (*loc, "at"), f"places.at {places.at!r} is not an input of integers; name the one that says where"
+            yield (*loc, "at"), f"places.at {places.at!r} is not an input of integers; name the one with the places"
         if places.count and places.count not in input_dims:
             yield (*loc, "count"), f"places.count {places.count!r} is not a dim that a caller gives; name one"
 
@@ -207,7 +207,7 @@ def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         if data_spec and data_spec.joined:
             yield from _wrong_steps(spec, (section, "steps"), data_spec.joined[0])
     if spec.state and spec.calibration and spec.calibration.parts > 1:
-        yield ("calibration", "parts"), "steps follow each other, so that samples of a model with state are one part"
+        yield ("calibration", "parts"), "samples of a model with state are in order and not divided; remove parts"
     if spec.state and spec.calibration and spec.calibration.labels:
         yield ("calibration", "labels"), "a floor of accuracy is not measured over steps; remove labels"
 
@@ -220,7 +220,7 @@ def _wrong_steps(spec: SpecSections, place: Loc, dim: str) -> Iterator[tuple[Loc
     if not spec.state:
         yield place, f"{path} is for models with state; add state, or remove it"
     elif not is_input_dim:
-        yield place, f"{path} joins samples along {dim!r}, which no input has that a caller gives; name one of theirs"
+        yield place, f"{path} joins samples along {dim!r}, but no input from a caller has it; name a dim of one"
     elif is_state_dim:
         yield place, f"{path} joins samples along {dim!r}, which states have too; name a dim of a step alone"
 

@@ -106,7 +106,7 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
 def check_model(file: Path, model: str) -> None:
     """Raise DataError for a file whose first line says that it is of another model. model: '' for any."""
     if model and (stated_model := _said_model(file)) not in ("", model):
-        raise DataError(f"{file} is traffic of {stated_model!r}, and this is {model!r}; give its own spec or version")
+        raise DataError(f"{file} is traffic of {stated_model!r}, not of {model!r}; give its own spec or version")
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:
@@ -263,7 +263,9 @@ def _policy(batch: Dim | None, within: Trace, options: BucketOptions) -> tuple[B
     is_batched = (options.batch or 0) > 1 or options.wait_s > 0
     if batch is None:
         if is_batched:
-            raise InputError("requests cannot be batched: the model has no dim that all inputs begin with")
+            raise InputError(
+                "requests cannot be batched: no dim begins all inputs, or --dim names it; leave out --batch and --wait"
+            )
         return None, ()
     if options.batch is not None and options.batch > batch.max:
         raise InputError(f"--batch {options.batch} is more than dims.{batch.name} accepts ({batch.words})")

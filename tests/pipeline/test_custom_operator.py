@@ -28,7 +28,7 @@ def test_a_version_contains_the_library_of_its_operators(tmp_path: Path, capsys:
     spec.write_text(spec.read_text().replace("[fp32]", "[fp32, int8]"))
     result = project.run("build", spec)
     assert result.code == 0, result.err
-    assert "no library of them is for tensorrt-rtx; it opens none; use another" in result.out
+    assert "no library of them is for tensorrt-rtx; tensorrt-rtx opens none; use another backend" in result.out
     assert "ranges are measured without the libraries" in result.out
     weight = onnx.numpy_helper.to_array(onnx.load(project.folder / "cube.onnx").graph.initializer[0])
     shutil.rmtree(project.folder)

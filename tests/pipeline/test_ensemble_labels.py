@@ -67,9 +67,9 @@ def test_a_connection_to_a_wrong_output_of_the_same_shape_fails(tmp_path: Path) 
     [
         ("golden/labels", None, "golden: metric accuracy needs labels; name the array that holds them"),
         ("golden/metric/output", "logits", "golden.metric.output: 'logits' is not GRAPH.OUTPUT"),
-        ("golden/metric/output", "decoder.logit", "'decoder.logit' is not an output of the whole; did you mean"),
+        ("golden/metric/output", "decoder.logit", "'decoder.logit' is not an output of the ensemble; did you mean"),
         ("outputs", None, None),
-        ("golden/metric/output", "encoder.hidden", "'encoder.hidden' is not an output of the whole"),
+        ("golden/metric/output", "encoder.hidden", "'encoder.hidden' is not an output of the ensemble"),
         ("golden/metric/name", "acuracy", "metric 'acuracy' is not known; did you mean 'accuracy'"),
         ("golden/labels", "lable", "no array 'lable'"),
     ],
@@ -79,7 +79,7 @@ def test_unmeasurable_outputs_are_reported(path: str, value: Any, message: str |
     spec = {**PAIR, "golden": GOLDEN, "outputs": ["decoder.logits"]}
     if message is None:
         spec = change(spec, "golden/metric/output", "encoder.hidden")
-        message = "'encoder.hidden' goes to a connection, and is not an output of the whole; name it in outputs too"
+        message = "'encoder.hidden' goes to a connection, and is not an output of the ensemble; name it in outputs too"
     place = write_ensemble(tmp_path / "pair", change(spec, path, value))
     golden = arrays(place.parent / "golden.npz")
     np.savez(place.parent / "golden.npz", **golden, label=np.zeros(12, np.int64))

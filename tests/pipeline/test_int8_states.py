@@ -72,8 +72,8 @@ def test_the_manifest_lists_quantized_states_with_scales(built: tuple[Path, Any]
     ("path", "value", "message"),
     [
         ("state/past/dtype", "int4", "state.past.dtype"),
-        ("state/past/initial", 1, "state.past.dtype is int8, and its initial value 1, not 0; remove dtype"),
-        ("inputs/past/dtype", "float16", "past.dtype is int8, which stands for float32, and the input is float16"),
+        ("state/past/initial", 1, "state.past.dtype is int8, which needs the initial value 0, not 1; remove dtype"),
+        ("inputs/past/dtype", "float16", "past.dtype is int8, which replaces only float32, but the input is float16"),
         ("precisions", ["fp32", "fp16"], "changes nothing: no precision is quantized (fp8, "),
         ("calibration", None, "whose scale comes from real sequences; add calibration.data"),
     ],

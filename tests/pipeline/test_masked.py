@@ -109,7 +109,7 @@ def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any
         ("attention_mask", 1, "past_sequence_length + 0", "must be a sum of dims and of sizes from 1 up"),
         ("attention_mask", 1, "1 + 2", "is a sum of numbers only; write the total"),
         ("attention_mask", 1, "batch + gone", "'batch + gone' has dim 'gone', which is not an axis of any input"),
-        ("past_key_values.0.key", 2, "past_sequence_length + 1", "sizes of states are numbers and dims of their own"),
+        ("past_key_values.0.key", 2, "past_sequence_length + 1", "a size of a state is one number or one dim"),
     ],
 )
 def test_an_impossible_sum_is_reported_with_its_key(drafted, name: str, axis: int, total: str, message: str) -> None:

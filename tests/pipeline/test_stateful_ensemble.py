@@ -123,10 +123,10 @@ def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, t
     ("path", "value", "message"),
     [
         ("golden/sequence", "gone", "no array 'gone'"),
-        ("golden/sequence", "decoder.x", "array 'decoder.x' is an input of the whole"),
+        ("golden/sequence", "decoder.x", "array 'decoder.x' is an input of the ensemble"),
         ("golden/steps", {"tokens": "step"}, "and 'tokens' is none; known: decoder.tokens"),
         ("golden/steps", {"decoder.length": "step"}, "and 'decoder.length' is none"),
-        ("connections/decoder.past", "begun", "'past' is a state of told-decoder, which takes what its own 'present'"),
+        ("connections/decoder.past", "begun", "'past' is a state of told-decoder, which takes its own 'present'"),
         (
             "functions",
             {"f": {"function": "reader.py:crop", "inputs": {"a": {"shape": [1]}}, "outputs": {"b": {"shape": ["n"]}}}},

@@ -397,7 +397,7 @@ def read_report(data: bytes) -> CanaryReport:
         report = replace(decode(document, CanaryReport), digest=actual)
         _check(report)
     except (IntegrityError, ValueError) as error:
-        raise IntegrityError(f"the canary report is incomplete ({error}); judge the observations again") from None
+        raise IntegrityError(f"the canary report is invalid ({error}); judge the observations again") from None
     return report
 
 
@@ -426,7 +426,7 @@ def _check(report: CanaryReport) -> None:
         expected = "INSUFFICIENT" if criterion.note else verdict_of(low, high, criterion.margin)
         expected = "FAIL" if criterion.kind == "fact" else expected
         if criterion.verdict != expected:
-            raise ValueError(f"{criterion.name} says {criterion.verdict}, but {expected} follows from its interval")
+            raise ValueError(f"{criterion.name} says {criterion.verdict}, but its values give {expected}")
     if not report.looks.fractions or not report.looks.requests:
         raise ValueError("it records no look at the data")
     if report.verdict != overall([criterion.verdict for criterion in report.criteria]):

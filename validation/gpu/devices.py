@@ -308,7 +308,7 @@ def unpack(value: PackedArray) -> Array:
         packed_bytes = base64.b64decode(value.data, validate=True)
         raw_bytes = zlib.decompressobj().decompress(packed_bytes, array_bytes + 1)
         if len(raw_bytes) != array_bytes:
-            raise ValueError(f"{len(raw_bytes)} bytes where {array_bytes} belong")
+            raise ValueError(f"{len(raw_bytes)} bytes instead of {array_bytes}")
     except (TypeError, ValueError, OverflowError, zlib.error) as error:
         raise IntegrityError(f"a recorded answer is damaged: {str(error)[:120]}") from error
     return np.frombuffer(raw_bytes, dtype).reshape(shape)

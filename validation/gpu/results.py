@@ -318,7 +318,7 @@ class Results:
         refuse_newer("results of the GPU kit", document.get("format"), FORMAT)
         if document.get("format") != FORMAT:
             raise IntegrityError(f"results of format {str(document.get('format'))[:40]}; this version reads {FORMAT}")
-        with explain_damage("these results of the GPU kit are not whole", "run the kit again"):
+        with explain_damage("these results of the GPU kit are incomplete or invalid", "run the kit again"):
             return decode(document, cls)
 
     @classmethod

@@ -419,7 +419,7 @@ def _describe_limits(state: Rollout) -> str:
     first_wave, node_text = state.plan.waves[0], pluralize(state.nodes, "node")
     if first_wave.region or first_wave.label or first_wave.share_ppm == WHOLE:
         return f"the shares of waves of all regions are limits for {node_text}; the first wave is {first_wave}"
-    return f"first wave: {first_wave} of {node_text} at most, which means {state.aim} on average"
+    return f"first wave: {first_wave} of {node_text} at most; {state.aim} on average keeps this limit"
 
 
 def _print_status(status: "RolloutStatus") -> None:

@@ -122,7 +122,7 @@ def draw_page(document: "VersionDocument | CanaryReport") -> str:
 
         return render_canary(document)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        raise IntegrityError(f"the document is not whole ({error!r}); make it again") from error
+        raise IntegrityError(f"the document is incomplete or invalid ({error!r}); make it again") from error
 
 
 def _draw_or_explain(document: VersionDocument) -> str:
@@ -138,7 +138,7 @@ def _draw_or_explain(document: VersionDocument) -> str:
 
 
 def _version(document: dict[str, object], document_name: str) -> VersionDocument:
-    with explain_damage(f"{document_name} is not whole", "make it again"):
+    with explain_damage(f"{document_name} is incomplete or invalid", "make it again"):
         return decode(document, VersionDocument)
 
 

@@ -34,7 +34,7 @@ from validation.attribution.result import NamedAttribution, attach_attribution, 
 REFITTED = "refitted from"
 # Of a unit whose checks failed on such inputs.
 RANDOM_INPUTS = (
-    "the checks ran on random numbers, on which many models answer nothing but noise; "
+    "the checks ran on random numbers, for which many models answer only noise; "
     "give real inputs in golden.data (enginesmith init --from-requests makes them)"
 )
 # Of an fp16 graph that overflowed.
@@ -44,7 +44,7 @@ UNMEASURED = (
 )
 # Of a graph that gives more or fewer rows after rounding.
 SELECTING = (
-    "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
+    "the number of rows of an output depends on the data, such as boxes that the graph selects: rounding selects "
     "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md)"
 )
 # Packages that make every version, with any compiler.

@@ -48,7 +48,7 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
         if store.has(digest):
             store.discard(digest)
             raise IntegrityError(
-                f"{str(error).partition(';')[0]}; it was moved away; run `enginesmith build` to make it again"
+                f"{str(error).partition(';')[0]}; the damaged blob was moved away; `enginesmith build` rebuilds it"
             ) from error
         raise
     return dest

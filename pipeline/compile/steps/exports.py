@@ -216,7 +216,7 @@ def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
 def told_change(store: Store, before: str, after: str) -> str:
     """The difference in words, or that the older set is not in the registry any more."""
     if not store.has(before):
-        return f"{before[:12]} is not in this registry, so what differs is not known"
+        return f"{before[:12]} is not in this registry, so the differences are unknown"
     return str(golden_change(store, before, after))
 
 

@@ -259,7 +259,8 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     for fact_name, (trial_value, own_text) in value_pairs.items():
         if trial_value != own_text:
             raise _Refused(
-                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; write the folder again"
+                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; write the folder again with "
+                "`enginesmith validate --carry`"
             )
     return entry
 
@@ -302,7 +303,7 @@ def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:
     is_reference = all(value is not None and math.isinf(value) for value in sqnr_values)
     if sqnr_values and is_reference and not entry.hardware.is_cpu:
         raise _Refused(
-            "its answers are those of the CPU's reference, bit for bit in every case, where a GPU's differ in the last "
+            "its answers equal those of the CPU's reference bit for bit in every case, but a GPU's differ in the last "
             "places; run `enginesmith validate` on a node with that GPU"
         )
     return proof

@@ -292,7 +292,7 @@ def unstarted_runs(tag: str, variables: Mapping[str, object]) -> AutomationCore:
 
 def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], within: timedelta) -> AutomationCore:
     of_tag = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
-    action = ChangeFlowRunState(state=StateType.CRASHED, message=f"{reason}; what it had finished is on record")
+    action = ChangeFlowRunState(state=StateType.CRASHED, message=f"{reason}; the steps that it finished are recorded")
     return _on_runs(name, reason, action, match_related=of_tag, after=after, expect=expect | _ENDS, within=within)
 
 
@@ -310,7 +310,7 @@ def unserved_runs() -> AutomationCore:
 def hopeless_runs() -> AutomationCore:
     """The automation that ends a `compile-model` run as Failed after `TRIES` restarts without success. Prefect's own
     run count leaves out restarts whose process never began."""
-    message = f"failed {TRIES + 1} times; fix the cause in its states and the worker's log, and start it again"
+    message = f"crashed or had no cluster {TRIES + 1} times; fix the cause (states, worker's log), and start it again"
     action = ChangeFlowRunState(state=StateType.FAILED, message=message)
     trigger = {"match_related": _BUILD, "after": {_RETRY}, "expect": _UNSERVED, "posture": Posture.Reactive}
     return _on_runs(_HOPELESS_RUNS, message, action, **trigger, threshold=TRIES, within=timedelta(days=30))

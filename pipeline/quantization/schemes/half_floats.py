@@ -225,7 +225,7 @@ def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> 
         if node.op_type in _PLACES and (amax is None or amax * rounding > allowed_error):
             name = node.input[index]
             if name in computed_names or name not in makers:
-                reasons.setdefault(name, f"{node.op_type} reads places of {name!r}: {half.name} rounds them too far")
+                reasons.setdefault(name, f"{node.op_type} reads {name!r}, which {half.name} rounds too far")
         if reason := next((reasons[name] for name in node.output if name in reasons), ""):
             sources = node.input[:1] if node.op_type in _MOVING | _INDEXING - {"Where"} else node.input
             reasons |= dict.fromkeys(computed_names.intersection(sources).difference(reasons), reason)

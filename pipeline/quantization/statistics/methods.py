@@ -215,5 +215,5 @@ def _divergence(counts: Floats, tails: Floats, bin_count: int, levels: int) -> f
 
 def _histogram(statistics: TensorStatistics) -> LogHistogram:
     if statistics.histogram is None:
-        raise DataError("a method that needs histograms was given none; observe with histograms")
+        raise DataError("this method needs histograms, and there are none; observe with histograms")
     return statistics.histogram

@@ -113,7 +113,7 @@ def find_state_mistakes(
             yield from _wrong_connection(key, source, name, graphs[graph])
     for function in functions if stateful_graphs else ():
         text = f"{stateful_graphs[0]!r} has state, and functions are not run along sequences; export it as a graph"
-        yield ("functions", function), f"{text}, or call it before the whole"
+        yield ("functions", function), f"{text}, or call it before the ensemble"
     for section, data_spec in data.items():
         yield from _wrong_arrays(section, data_spec, graphs, connections)
 
@@ -121,14 +121,14 @@ def find_state_mistakes(
 def _wrong_connection(key: str, source: str, name: str, graph_spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     if name in graph_spec.state:
         output = graph_spec.state[name].output
-        text = f"{name!r} is a state of {graph_spec.model}, which takes what its own {output!r} gave"
+        text = f"{name!r} is a state of {graph_spec.model}, which takes its own {output!r} of the call before"
         yield ("connections", key), f"{text}; remove the connection, or the state from its spec"
     grown_names = {
         input_name for input_name, _ in grown_axes(without_states(graph_spec.tensors(), graph_spec.states()))
     }
     if name in grown_names and "." in source:
-        text = f"{name!r} covers what states hold too, and {source!r} gives one step alone"
-        yield ("connections", key), f"{text}; let it be an input of the whole"
+        text = f"{name!r} covers the steps in the states too, but {source!r} gives only one step"
+        yield ("connections", key), f"{text}; make it an input of the ensemble"
 
 
 def _wrong_arrays(
@@ -143,7 +143,7 @@ def _wrong_arrays(
     } | {*connections.values()}
     for name in (name for name in arrays.orders if name in source_names):
         key = "sequence" if name == arrays.sequence else "steps"
-        yield (section, key), f"array {name!r} is an input of the whole; give the array of numbers a name of its own"
+        yield (section, key), f"array {name!r} is an input of the ensemble; give the array of numbers a name of its own"
     if arrays.joined:
         yield from _wrong_steps((section, "steps"), arrays.joined[0], graphs, connections)
 
@@ -169,9 +169,7 @@ def _wrong_steps(
             [f"{graph}.{axis}" for axis in sorted(axes - state_axes - leading_dims)] if graph_spec.state else []
         )
     if dim not in step_dims:
-        text = (
-            f"samples of a step are joined along a dim that a graph with state has in inputs of the whole, and {dim!r}"
-        )
+        text = f"samples of a step are joined along a dim of the ensemble's inputs to a graph with state, and {dim!r}"
         yield place, f"{text} is none; {suggest(dim, step_dims)}"
 
 
@@ -258,7 +256,7 @@ class EnsembleSpec(SpecFile):
                 remedy = "add its connections, name an output of it in outputs, or remove it"
                 yield self._loc(name), f"{self._kind(name)} is connected to no other; {remedy}"
             elif self.outputs and name not in self._contributing():
-                text = f"no output of the whole is computed from {self._kind(name)}"
+                text = f"no output of the ensemble is computed from {self._kind(name)}"
                 yield self._loc(name), f"{text}; name one of its outputs in outputs, or remove it"
         for name in self.functions.keys() & self.graphs.keys():
             yield ("functions", name), f"{name!r} is a graph too; give the function another name"
@@ -269,9 +267,9 @@ class EnsembleSpec(SpecFile):
             if not dot or graph not in order:
                 yield ("golden", *loc), f"{name!r} is not GRAPH.OUTPUT; {suggest(graph, order)}"
             elif self.outputs and name not in self.outputs:
-                yield ("golden", *loc), f"{name!r} is not an output of the whole; {suggest(name, self.outputs)}"
+                yield ("golden", *loc), f"{name!r} is not an output of the ensemble; {suggest(name, self.outputs)}"
             elif not self.outputs and name in self.connections.values():
-                text = f"{name!r} goes to a connection, and is not an output of the whole"
+                text = f"{name!r} goes to a connection, and is not an output of the ensemble"
                 yield ("golden", *loc), f"{text}; name it in outputs too, with the others"
 
     def named_outputs(self) -> Iterator[tuple[Loc, str]]:
@@ -312,7 +310,7 @@ class EnsembleSpec(SpecFile):
             elif not dot and source in order:
                 yield loc, f"takes {source!r}, which is a graph; name an output of it: {source}.OUTPUT"
             elif not dot and not _INPUT_NAME.fullmatch(source):
-                yield loc, f"takes {source!r}; the name of an input of the whole is 1 to 64 of A-Z a-z 0-9 _ -"
+                yield loc, f"takes {source!r}; the name of an input of the ensemble is 1 to 64 of A-Z a-z 0-9 _ -"
 
     def _contributing(self) -> set[str]:
         """The graphs that contribute to an output in the spec."""
@@ -444,13 +442,13 @@ def _unsuitable_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
     for name, graph_spec in graphs.items():
         loc: Loc = ("graphs", name)
         if graph_spec.model in models:
-            yield loc, f"its model is called {graph_spec.model!r} too; give the whole and each graph a name of its own"
+            yield loc, f"its model is called {graph_spec.model!r} too; the ensemble and all graphs need different names"
         models.append(graph_spec.model)
         if graph_spec.golden and graph_spec.golden.labels:
-            text = f"golden.labels of {graph_spec.model} do not come with the golden data of the whole"
-            yield loc, f"{text}; give labels to the whole"
+            text = f"golden.labels of {graph_spec.model} do not come with the golden data of the ensemble"
+            yield loc, f"{text}; give labels to the ensemble"
         if spec.calibration and graph_spec.calibration and graph_spec.calibration.labels:
-            text = f"calibration.labels of {graph_spec.model} do not come with the calibration data of the whole"
+            text = f"calibration.labels of {graph_spec.model} do not come with the calibration data of the ensemble"
             yield loc, f"{text}; remove them"
 
 

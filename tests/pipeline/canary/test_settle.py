@@ -112,7 +112,7 @@ def test_under_a_policy_with_waves_a_pass_starts_one_rollout(store: Store, pair,
     assert settled("sm_89", candidate, baseline) == "rollout started: digits:stable -> 2, in 2 waves"
     assert serving(store) == "1"
     operations.abort(store, "digits", "stable", operations.Operator("ada", at(0), "no"))
-    assert "a rollout of 2 is aborted; start another one by hand" in hourly(store)
+    assert "a rollout of 2 is aborted; another one starts only by hand" in hourly(store)
     operations.start(store, candidate, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
     result = advance(store, "digits", "stable")
     assert result is not None and result.action == "done" and serving(store) == "2"

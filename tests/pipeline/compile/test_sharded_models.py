@@ -94,7 +94,7 @@ def test_a_memory_limit_below_the_weights_is_reported_before_the_build(sharded, 
     sharded.change_spec(precisions=["fp16", "int8"], build={"memory_mib": 2047})
     engine = sharded.build()
     assert engine.code == 2 and "export" not in engine.err
-    assert "2047 MiB are too few: an engine with 16 bits a weight holds 2048 MiB of them; set 4096" in engine.err
+    assert "2047 MiB are too few: the weights alone take 2048 MiB at 16 bits each; set 4096" in engine.err
     sharded.change_spec(build={"memory_mib": 2048})
     preflight.check_files(load_spec(sharded.spec))
 

@@ -248,7 +248,7 @@ def test_invalid_results_give_one_message(built: Project, tmp_path: Path) -> Non
         results.to_bytes().replace(b'"format":1', b'"format":9'): "format is 9; this enginesmith reads 1: upgrade",
         results.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
         results.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
-        results.to_bytes().replace(b'"skipped":[],', b""): "not whole",
+        results.to_bytes().replace(b'"skipped":[],', b""): "incomplete or invalid",
     }
     for data, output in texts.items():
         path.write_bytes(data)

@@ -72,7 +72,7 @@ def test_a_person_may_waive_a_wave_without_reports():
     store, rollout = fleet.running("1%", "50%", "100%", health_ppm=950_000, approve=True)
     assert "resume digits:stable --without-data` ends the wave" in fleet.look(store, 700).why
     operations.resume(store, *fleet.WHERE, Operator("bob", fleet.at(701), "three nodes"), without_data=True)
-    with pytest.raises(InputError, match="needs no data in this wave already"):
+    with pytest.raises(InputError, match="already accepts this wave without data"):
         operations.resume(store, *fleet.WHERE, Operator("eve", fleet.at(702)), without_data=True)
     result = fleet.look(store, 703)
     assert result.action == "wave" and "health: no reports" in result.why and "(waived)" in result.why

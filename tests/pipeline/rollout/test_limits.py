@@ -72,7 +72,7 @@ def test_waves_of_a_region_or_label_keep_their_share(wave):
 
 def test_a_fleet_that_is_too_small_for_a_limit_is_refused_with_the_remedy():
     store, _, second_manifest = registry()
-    with pytest.raises(InputError, match=r"wave 1% of 300 nodes: at most 3, picked by a hash, means .* name the first"):
+    with pytest.raises(InputError, match=r"wave 1% of 300 nodes: a hash picks them: at most 3 means .* name the first"):
         begin(store, second_manifest, plan("1%", "100%", nodes=300))
 
 

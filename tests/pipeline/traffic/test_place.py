@@ -31,7 +31,7 @@ def test_files_of_a_folder_are_merged_by_time(tmp_path):
 def test_a_file_says_its_model_and_another_is_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", [1], model="digits")
     assert model_of_place(tmp_path) == "digits" and len(read_place(path, INPUTS, "digits").trace) == 1
-    with pytest.raises(DataError, match="traffic of 'digits', and this is 'encoder'"):
+    with pytest.raises(DataError, match="traffic of 'digits', not of 'encoder'"):
         read_place(path, INPUTS, "encoder")
     np.savez(tmp_path / "b.npz", x=np.zeros((2, 1, 3), np.float32))
     assert model_of_place(tmp_path / "b.npz") == "" and read_place(tmp_path / "b.npz", INPUTS).trace.timed is False

@@ -42,7 +42,7 @@ def test_an_edit_is_detected(failed):
     with pytest.raises(IntegrityError, match="does not follow from its criteria"):
         read_report(signed({**failed, "verdict": "PASS"}))
     criteria = [{**item, "verdict": "PASS"} if item["name"] == "errors" else item for item in failed["criteria"]]
-    with pytest.raises(IntegrityError, match="errors says PASS, but FAIL follows"):
+    with pytest.raises(IntegrityError, match="errors says PASS, but its values give FAIL"):
         read_report(signed({**failed, "verdict": "PASS", "criteria": criteria}))
 
 
@@ -77,13 +77,13 @@ def test_a_contradictory_report_is_refused(failed):
     ],
 )
 def test_a_forged_report_is_refused_with_the_wrong_field(failed, change, message):
-    with pytest.raises(IntegrityError, match=f"is incomplete .*{message}"):
+    with pytest.raises(IntegrityError, match=f"is invalid .*{message}"):
         read_report(signed({**failed, **change}))
 
 
 @pytest.mark.parametrize("missing", ["criteria", "looks", "candidate", "thresholds"])
 def test_a_report_without_a_part_is_refused(failed, missing):
-    with pytest.raises(IntegrityError, match="is incomplete"):
+    with pytest.raises(IntegrityError, match="is invalid"):
         read_report(signed({key: value for key, value in failed.items() if key != missing}))
 
 

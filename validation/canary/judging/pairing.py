@@ -101,7 +101,7 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
         if (ignore_missing and (is_closed or is_chance)) or (is_closed and role == "candidate"):
             notes.append(text)
         else:
-            reasons.append(f"{text}{'' if is_closed else ', and not both record an orderly stop'}; {CLOSE}")
+            reasons.append(f"{text}{'' if is_closed else ', and not both logs record an orderly stop'}; {CLOSE}")
     return PairsEnd(tuple(pending), "; ".join(reasons), tuple(notes))
 
 
@@ -206,7 +206,7 @@ def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
         if later_count * len(side) >= _SILENCE * len(peer):
             return (
                 f"{side.path.name} ({role}) stops {later_count} requests of {peer.path.name} earlier, and not both "
-                f"record an orderly stop; {CLOSE}"
+                f"logs record an orderly stop; {CLOSE}"
             )
     return ""
 

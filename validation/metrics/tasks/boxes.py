@@ -129,7 +129,7 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
 # As in COCO: the least overlaps of a correct box, and the recalls at which precision is evaluated.
 OVERLAPS = np.arange(10) * 0.05 + 0.5
 RECALLS = np.linspace(0.0, 1.0, 101)
-_NONE = "no wanted box in any golden sample; give samples that show something, or a lower least_score"
+_NONE = "no expected box in any golden sample; give samples that have boxes, or a lower least_score"
 
 
 class Detection(Score[list[BoxSet], list[BoxSet]]):

@@ -249,8 +249,8 @@ class Perplexity(Score[Following, Array]):
         """Add the places that count. Raises DataError for another vocabulary, and for tokens outside it."""
         expected, tokens = targets.expected, targets.tokens
         if expected.shape != answers.shape:
-            shapes_text = f"{list(answers.shape)}, and the original's has {list(expected.shape)}"
-            raise DataError(f"{self.terms.output!r} has [places, vocabulary] {shapes_text}; they must be equal")
+            shapes_text = f"{list(answers.shape)}; the original has {list(expected.shape)}; the shapes must be equal"
+            raise DataError(f"{self.terms.output!r} has shape [positions, vocabulary] = {shapes_text}")
         if tokens is None:
             probabilities = np.exp(expected)
             # A token with probability 0 adds nothing, whatever the candidate's probability is.

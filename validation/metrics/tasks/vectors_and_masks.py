@@ -65,7 +65,7 @@ class Embeddings(Score[Array, Array]):
 
     def read_labels(self, labels: Array) -> Array:
         """Raise DataError, because vectors are compared only with the original model's."""
-        raise DataError(f"labels {labels.shape} are not vectors; embeddings are compared with the original model's")
+        raise DataError(f"labels {labels.shape}: embeddings are compared with the original model's, not with labels")
 
     def add(self, targets: Array, answers: Array) -> None:
         """Add the vectors of a case."""
@@ -159,10 +159,10 @@ class Regression(Score[Array, Array]):
     def values(self) -> list[TaskValue]:
         """The three values; undefined if the denominator is 0 and the numerator is not."""
         (errors, numbers), (worst_error, peak) = self._sums.tolist(), self._most.tolist()
-        residual = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
+        residual = _over("r2", self._squares, self._spread, "the expected numbers are all equal")
         r2 = TaskValue("r2", None if residual.value is None else 1 - residual.value, residual.note)
-        relative_error = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
-        task_values = [r2, relative_error, _over("largest_error", worst_error, peak, "the wanted numbers are all 0")]
+        relative_error = _over("relative_error", errors, numbers, "the expected numbers are all 0")
+        task_values = [r2, relative_error, _over("largest_error", worst_error, peak, "the expected numbers are all 0")]
         return task_values if self._count else [TaskValue(value.name, None, NOTHING) for value in task_values]
 
 

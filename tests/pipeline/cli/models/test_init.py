@@ -229,7 +229,7 @@ def test_masks_are_shared_and_ambiguous_outputs_are_asked(tmp_path: Path) -> Non
     first_sums = sums("first.onnx", ["x"], ["a", "b"], "mask")
     assert init(first_sums, sums("second.onnx", ["y"], ["z"], "input_mask"), "--out", tmp_path / "both.yaml") == 0
     text = (tmp_path / "both.yaml").read_text()
-    assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the whole" in text
+    assert "# FILL_IN? second.y: one of first.a, first.b, or an input of the ensemble" in text
     assert "  second.input_mask: mask " in text and "  first.mask: mask " in text
     assert "#   first.x: float32 [batch, 4]" in text
 

@@ -79,7 +79,7 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
     channel_names = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served_versions}
     assert channel_names == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
     second_result = built_project.run("rehearse", *WORDS, "--apply", "--json")
-    refusal = "stable: refuses it until the rollout of 2 ends"
+    refusal = "stable: cannot move until the rollout of 2 ends"
     assert (second_result.code, second_result.json["applied"]) == (1, []), "nothing is left that a channel could take"
     assert [refusal] == [note.strip() for plan in second_result.json["plan"] for note in plan["notes"]]
     for name in ("candidate", "stable"):

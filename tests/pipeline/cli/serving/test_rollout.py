@@ -130,7 +130,7 @@ def test_step_size_limits_simultaneous_swaps(serving: Store) -> None:
 def test_a_number_of_nodes_makes_waves_limits(serving: Store) -> None:
     options = ("--wave", "1%,region=eu,100%", "--nodes", "10000")
     text = said("rollout", "start", "digits@2", WHERE, *options)
-    assert "waves are limits of 10000 nodes" in text and "means 0.5972% on average" in text
+    assert "waves are limits of 10000 nodes" in text and "0.5972% on average keeps this limit" in text
     assert "1%, at most 100 of 10000" in said("rollout", "status", WHERE)
     (result,) = told("rollout", "status", WHERE)
     assert (result["nodes"], result["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
@@ -164,7 +164,7 @@ def test_an_invalid_report_is_refused(serving: Store) -> None:
 
     for status, reason, answer in (
         (422, "has not reached node", take(other_texts[0])),
-        (422, "version '77' is neither 2, which comes, nor 1", take(version="77")),
+        (422, "version '77' is neither new 2 nor old 1", take(version="77")),
         (422, "201 characters", take(detail="x" * 201)),
         (400, "requests is -1; it must be a whole number from 0", take(requests=-1)),
     ):

@@ -135,7 +135,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     assert few_result.code == 2 and "p99 takes at least 100" in few_result.err
     path.write_text("\n".join(['{"kind": "enginesmith-traffic", "format": 1, "model": "other"}', *lines]))
     other_result = timed.run(*words, "--traffic", path)
-    assert other_result.code == 2 and "is traffic of 'other', and this is 'tiny'" in other_result.err
+    assert other_result.code == 2 and "is traffic of 'other', not of 'tiny'" in other_result.err
 
 
 @pytest.mark.parametrize(

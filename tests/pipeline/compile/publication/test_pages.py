@@ -43,7 +43,7 @@ def test_the_error_names_an_invalid_document(tmp_path: Path, built: Project) -> 
     (tmp_path / "a.json").write_text('{"kind": "else"}')
     with pytest.raises(InputError, match="'else'"):
         pages.read_document(tmp_path / "a.json")
-    with pytest.raises(IntegrityError, match="not whole"):
+    with pytest.raises(IntegrityError, match="incomplete or invalid"):
         pages.read_version(json.dumps({"kind": pages.VERSION, "model": "m"}).encode(), "m@1")
     store = built.store
     with pytest.raises(UnknownNameError, match="it is lost; publish the version again"):

@@ -61,7 +61,7 @@ def test_a_damaged_blob_is_discarded(tmp_path: Path, store: Store, stored: Store
     store.path(damaged_digest).chmod(0o600)
     store.path(damaged_digest).write_bytes(bytes(store.size(damaged_digest)))
     (tmp_path / "work").mkdir()
-    with pytest.raises(IntegrityError, match="it was moved away"):
+    with pytest.raises(IntegrityError, match="the damaged blob was moved away"):
         fetch_graph(store, stored.blob.digest, tmp_path / "work" / "graph.onnx")
     assert not store.has(damaged_digest)
 

@@ -66,7 +66,7 @@ def test_trials_judged_by_decibels_despite_a_metric_are_reported(project: Projec
     assert describe_deciding(load_spec(project.spec)) == ""
     metric = {"name": "embeddings", "output": "logits", "decides": ["int8"], "floor": 0.9}
     project.change_spec(golden={"data": "golden.npz", "metric": metric})
-    assert "held to decibels, not to embeddings" in describe_deciding(load_spec(project.spec))
+    assert "SQNR judged its trials, but embeddings will" in describe_deciding(load_spec(project.spec))
 
 
 def test_the_first_target_with_known_rates_models_costs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
