@@ -358,7 +358,7 @@ def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
             f"{graph_text} with manifest {graph.manifest}, but the manifest is now {manifest.digest}; restore it"
         )
     if manifest.graphs:
-        raise IntegrityError(f"{graph_text}, which is an ensemble itself; a graph is a model of one graph")
+        raise IntegrityError(f"{graph_text}, which is an ensemble; an ensemble cannot contain an ensemble")
     return manifest
 
 

@@ -227,7 +227,7 @@ def write(
         is_written = False
     if not is_written:
         raise ConflictError(
-            f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
+            f"the policy of {model or '*'}:{channel} was changed at the same time; read it, and set it again"
         )
     return new_policy
 
