@@ -35,7 +35,7 @@ from enginesmith.registry.store.layout import MAX_BLOB_BYTES, manifest_key
 FORMAT = 1
 MAX_BYTES = 16 << 20
 _REMEDY = (
-    "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
+    "restore it from a copy; or build again, which publishes another version (if the spec sets a version, change it), "
     "then delete this file and run `enginesmith registry gc`"
 )
 Suffix = Annotated[str, Predicate(is_suffix), doc("a file suffix such as '.engine'")]

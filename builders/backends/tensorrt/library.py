@@ -36,7 +36,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
     (
         r"missing values for shape input tensor|shape inputs, but no optimization profile",
-        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model "
+        "an input decides shapes or loops by its values, which have no range here: make it a constant of the model "
         "(source.arguments), or use another backend",
     ),
     (

@@ -158,7 +158,7 @@ class Garbage:
         for model, version in self.versions:
             yield "version", f"{model}@{version}", "no channel, pin or rule keeps it", 0
         for model, version in self.remains:
-            yield "remains", f"{model}@{version}", "documents beside a manifest that is not there", 0
+            yield "remains", f"{model}@{version}", "documents of a version without a manifest", 0
         for digest, (reason, size) in self.blobs.items():
             yield "blob", digest, reason, size
 
