@@ -41,7 +41,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"condition is not a build-time constant",
-        "under inputs, give fixed sizes to the dims that decide the branch, such as the batch of a recurrent cell",
+        "give the dims that decide the branch (such as the batch of a recurrent cell) fixed sizes under inputs",
     ),
     (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
     (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),
