@@ -180,9 +180,9 @@ def _llm_stack(name: str) -> str | None:
     if title is None:
         return None
     return (
-        f"backend {name!r}: {title} is not built here: it serves a checkpoint with a runtime of its own, so no ONNX "
-        "graph would prove it; use tensorrt or tensorrt-rtx for the step of a decoder with its cache as state, and "
-        f"{title} itself beside Enginesmith for paged attention (docs/decisions/0008-llm-stacks.md)"
+        f"backend {name!r}: Enginesmith does not build for {title}, which serves a checkpoint with its own runtime: "
+        "no ONNX graph could prove it; use tensorrt or tensorrt-rtx for the step of a decoder with its cache as state, "
+        f"and {title} itself beside Enginesmith for paged attention (docs/decisions/0008-llm-stacks.md)"
     )
 
 
@@ -231,7 +231,7 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
         # For a server, an unknown runtime is only a remark; sessions in this process refuse it.
         is_runtime = isinstance(finding.requirement, Runtime)
         if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and is_runtime)):
-            remedy = "run it on a node that has it, or build it again for this one"
+            remedy = "run it on a node that meets this, or build it again for this node"
             return f"{finding.words}; {'install that version, or build it again here' if is_runtime else remedy}"
     missing_text = judge(processor, machine).words if processor else ""  # if the backend gives no reason
     if reason := backend.runs(machine.target if gpu else request.target) or missing_text:

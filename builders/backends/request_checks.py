@@ -52,7 +52,7 @@ def sum_refusal(request: BuildRequest, title: str) -> str | None:
     """Why a compiler with a separate symbol for each open size cannot compile a size that is a sum of others, or None.
     title: the compiler's name."""
     for spec, _, total in list_sums(request.inputs):
-        return f"input {spec.name!r} has the size {total}, and {title} knows no sums of dims; use onnxruntime"
+        return f"input {spec.name!r} has the size {total}, and {title} does not support sums of dims; use onnxruntime"
     return None
 
 

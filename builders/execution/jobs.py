@@ -278,18 +278,18 @@ def next_try(job: Job[Result], failures: Sequence[StepError], clustered: bool) -
     kind = failures[-1].kind
     kind_count = sum(failure.kind == kind for failure in failures)
     if kind == "node-lost" and kind_count <= MOST_LOST:
-        return NextTry(job, f"its node was lost; try {len(failures) + 1}, elsewhere", other_node=True)
+        return NextTry(job, f"its node was lost; try {len(failures) + 1}: on another node", other_node=True)
     if kind_count > 1 or kind not in _ONCE:
         return None
     if kind == "crash":
-        return NextTry(job, "it crashed; once more, elsewhere if a node suits", other_node=True) if clustered else None
+        return NextTry(job, "it crashed; retry: on another node if one suits", other_node=True) if clustered else None
     reduction = job.reduced
     if kind == "memory":
-        return NextTry(reduce(job), f"it held too much memory; once more, {reduction.change}") if reduction else None
+        return NextTry(reduce(job), f"it held too much memory; retry: {reduction.change}") if reduction else None
     larger_job = more_memory(reduce(job), failures[-1].peak_mib)
     change_text = f"{reduction.change}, " if reduction and reduction.change else ""
     changes_text = f"{change_text}with {larger_job.needs.memory_mib} MiB set aside for it"
-    return NextTry(larger_job, f"its node ran out of memory; once more, {changes_text}")
+    return NextTry(larger_job, f"its node ran out of memory; retry: {changes_text}")
 
 
 def reduce(job: Job[Result]) -> Job[Result]:

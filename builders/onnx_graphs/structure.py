@@ -325,7 +325,7 @@ def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | 
         if (tensor.data_type, tuple(tensor.dims)) != (new_tensor.data_type, tuple(new_tensor.dims)):
             return f"constant {name!r} is of another type or shape: {_form(tensor)} and {_form(new_tensor)}"
         if (name in parameter_names or not _is_weight(tensor)) and _content(tensor) != _content(new_tensor):
-            return f"constant {name!r} has other values, and is not a weight: kernels may be made for it"
+            return f"constant {name!r} has other values, and is not a weight: kernels may depend on it"
     return None
 
 

@@ -239,7 +239,7 @@ def _print(report: Collected) -> None:
     if rows:
         print_table(("kind", "name", "size", "state", "due", "why"), rows)
     for lease in report.leases:
-        echo(f"at work, or ended early: {lease}")
+        echo(f"running, or left by a killed process: {lease}")
     freed_bytes, garbage_bytes = report.size_bytes("deleted"), report.size_bytes("new", "waiting", "due", "held")
     count_text = pluralize(len(report.kept), "version")
     echo(

@@ -154,7 +154,7 @@ class EngineRanking:
             "unmet": "give such a machine what it lacks, or build for it as it is",
             "unproven": "build again with real inputs in golden.data"
             if ON_RANDOM in nearest_text
-            else f"`enginesmith validate {self.what}` on such a machine proves what never ran there",
+            else f"`enginesmith validate {self.what}` on such a machine proves engines that never ran there",
             "not built": "change that and build again",
             "precision": f"add {self.policy.precision} to the precisions of its spec and build, or ask for another one",
             "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",

@@ -31,7 +31,7 @@ from enginesmith.registry.versions.lookup import versions
 GRACE = timedelta(days=7)
 # The reasons for deleting documents without a garbage mark, by kind.
 _WHY = {
-    "record": "a blob it speaks of is deleted",
+    "record": "a blob that it names is deleted",
     "series": "its model has no version left",
     "report": "its node has reported nothing for 7 days",
 }

@@ -35,7 +35,7 @@ from enginesmith.registry.store.layout import MAX_BLOB_BYTES, manifest_key
 FORMAT = 1
 MAX_BYTES = 16 << 20
 _REMEDY = (
-    "restore it from a copy; or build again, which publishes another version (change the spec's own, if it has one), "
+    "restore it from a copy; or build again, which publishes another version (if the spec sets a version, change it), "
     "then delete this file and run `enginesmith registry gc`"
 )
 Suffix = Annotated[str, Predicate(is_suffix), doc("a file suffix such as '.engine'")]
@@ -358,7 +358,7 @@ def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
             f"{graph_text} with manifest {graph.manifest}, but the manifest is now {manifest.digest}; restore it"
         )
     if manifest.graphs:
-        raise IntegrityError(f"{graph_text}, which is an ensemble itself; a graph is a model of one graph")
+        raise IntegrityError(f"{graph_text}, which is an ensemble; an ensemble cannot contain an ensemble")
     return manifest
 
 

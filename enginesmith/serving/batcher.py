@@ -169,7 +169,7 @@ class Batcher(SelfClosing):
         request = _Waiting(inputs, join, time.perf_counter())
         with self._changed:
             if not self._closed and not self._worker.is_alive():
-                self._ended, self._closed = "the batcher was made before a fork, which has not its thread", True
+                self._ended, self._closed = "the batcher was made before a fork, and its thread ended there", True
             if self._closed:
                 raise EnginesmithError(f"{self._ended or 'the batcher is closed'}; make another one")
             self._queues.add(tuple(join.bucket.values()), request, join.samples, request.at)

@@ -120,7 +120,7 @@ def describe_module(
     dtype, shape, origin = _first_layer(module)
     # One layer describes one input. Only token ids, their mask and their types are alike.
     if len(required_names) > 1 and dtype != "int64":
-        dtype, shape, origin = "", None, "the inputs are several, and no layer says which is which"
+        dtype, shape, origin = "", None, "there are several inputs, and no layer says which of them it takes"
     is_any_rank = origin.endswith((": Linear", ": LayerNorm"))
     inputs = tuple(SeenInput(name, dtype, shape, origin, is_any_rank) for name in required_names or parameter_names[:1])
     return SeenModel(inputs, is_heavy=is_heavy, notes=notes)

@@ -101,7 +101,7 @@ def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mappi
     except DataError:
         raise
     except Exception as error:
-        position_text = f" behind sample {sample_count - 1}" if sample_count else ""
+        position_text = f" after sample {sample_count - 1}" if sample_count else ""
         raise DataError(f"{name} failed{position_text}: {type(error).__name__}: {error}") from error
 
 

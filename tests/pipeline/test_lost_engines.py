@@ -41,7 +41,7 @@ def test_a_pull_gives_the_reason_for_another_engine(built: Project, tmp_path: Pa
     damage(blob(built, "cpu int8"), "missing")
     result = built.run("pull", "tiny", "--target", "cpu", "--dest", tmp_path / "engines", "--json")
     assert result.code == 0 and result.json["precision"] == "fp32"
-    assert "LOST: cpu int8 onnxruntime: published, and no file of this registry" in result.err
+    assert "LOST: cpu int8 onnxruntime: published, but its file is missing" in result.err
     assert [item["unit"] for item in result.json["lost"]] == ["cpu int8 onnxruntime"]
     refused_result = built.run("promote", "tiny", "tiny:stable", "--proven-only")
     assert refused_result.code == 1 and "tiny@1 is damaged; restore it, or build again" in refused_result.err

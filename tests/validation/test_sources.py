@@ -136,7 +136,7 @@ def test_a_failing_or_empty_generator_is_a_data_error():
         yield {"image": IMAGES[0]}
         raise OSError("disk on fire")
 
-    with pytest.raises(DataError, match=r"data.py:samples failed behind sample 0: OSError: disk on fire"):
+    with pytest.raises(DataError, match=r"data.py:samples failed after sample 0: OSError: disk on fire"):
         list(GeneratedSamples(failing, "data.py:samples", "0" * 64, (IMAGE,), (BATCH,)).runs())
     with pytest.raises(DataError, match="gave no samples"):
         list(generated().runs())

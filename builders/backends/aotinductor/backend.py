@@ -46,7 +46,7 @@ from enginesmith.core.types import (
 )
 
 _INSTRUCTIONS = {"x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}  # Inductor's names
-_AVX2 = "the code is built for x86-64 with AVX2 at least"
+_AVX2 = "AOTInductor needs x86-64 with AVX2"
 _NO_DTYPE = ("uint16", "uint32", "uint64", "complex64", "complex128", "str", "object")
 _MODEL = "model"  # the one model of a package
 _FAULTS = "enginesmith_lookups"  # key of its metadata: the faults that its last output tells of, in words
@@ -86,7 +86,7 @@ class AotInductor:
 
     def __post_init__(self) -> None:
         request_checks.check_choice(self, "cpu", (HOST, *_INSTRUCTIONS))
-        request_checks.check_not_negative(self, "threads", "leaves it to the process that runs the engine")
+        request_checks.check_not_negative(self, "threads", "leaves the number to the process that runs the engine")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002 - the protocol's
         """CPUs and GPUs."""
@@ -162,7 +162,7 @@ class AotInductor:
                     with torch.no_grad():  # or freezing is passed over
                         compile_package(program, package_path=str(path), inductor_configs=configs)
                 except Exception as error:  # exceptions of many modules, including the C++ compiler's
-                    raise EnginesmithError(f"AOTInductor cannot compile it: {_words(error)}") from error
+                    raise EnginesmithError(f"AOTInductor cannot compile the model: {_words(error)}") from error
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:

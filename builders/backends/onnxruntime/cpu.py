@@ -118,7 +118,7 @@ class OnnxRuntime:
             return f"CPUs have no {request.precision.upper()} arithmetic; use int8"
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype not in _IO:
-                return f"{spec.name!r} is {spec.dtype}, of which onnxruntime takes no arrays; cast it inside the model"
+                return f"{spec.name!r} is {spec.dtype}; onnxruntime takes no such arrays: cast it inside the model"
         if not self.versions():
             return f"onnxruntime is not installed; {self.install}"
         return None

@@ -114,7 +114,7 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
     write_graph(engine, path)
     count_text = pluralize(weight_count, "weight is", "weights are")
     size_text = f"{size_of(engine) / 1e6:.1f} MB instead of {size_before / 1e6:.1f}"
-    return (f"{count_text} stored narrow, as they came, and widened to fp32 when the engine is opened: {size_text}",)
+    return (f"{count_text} stored in the narrow source type, and widened to fp32 at opening: {size_text}",)
 
 
 def note_widened(source: Path) -> tuple[str, ...]:
@@ -123,8 +123,8 @@ def note_widened(source: Path) -> tuple[str, ...]:
     count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
     if not count:
         return ()
-    subject = pluralize(count, "weight that came narrow is", "weights that came narrow are")
-    return (f"{subject} stored as fp32, because graph_optimization 'all' saves the final graph; 'extended' keeps them",)
+    subject = pluralize(count, "narrow weight is", "narrow weights are")
+    return (f"{subject} stored as fp32, as graph_optimization 'all' saves the final graph; 'extended' keeps the type",)
 
 
 def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
@@ -262,8 +262,8 @@ def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
     if not swap_count:
         return ()
     return (
-        f"Casts between a Transpose and a MatMul, put before the Transpose: {swap_count}; "
-        "onnxruntime would end the process that opens the engine",
+        f"Casts moved from between a Transpose and a MatMul to before the Transpose: {swap_count}; "
+        "otherwise onnxruntime would end the process that opens the engine",
     )
 
 

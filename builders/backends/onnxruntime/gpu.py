@@ -201,7 +201,7 @@ class _OnnxRuntimeGpu(ABC):
             return "sm_75 has no bfloat16; use fp16"
         for spec in (*request.inputs, *request.outputs):
             if spec.dtype == "bfloat16":
-                return f"{spec.name!r} is bfloat16, which onnxruntime takes from no numpy array; cast it to float32"
+                return f"{spec.name!r} is bfloat16; onnxruntime takes no bfloat16 arrays: cast it to float32"
         return self._find_missing_builder()
 
     @abstractmethod

@@ -79,8 +79,8 @@ def rewrite_exact(path: Path) -> tuple[str, ...]:
     if not count:
         return ()
     write_graph(model, path)
-    products_text = pluralize(count, "product by int8 weights beyond 64 has", "products by int8 weights beyond 64 have")
-    return (f"{products_text} them as uint8: exact without VNNI in any session, and slower than within -64..64",)
+    products = pluralize(count, "product takes an int8 factor", "products take an int8 factor")
+    return (f"{products} beyond -64..64, or made at run time, as uint8: exact without VNNI in any session, but slower",)
 
 
 def file_may_saturate(path: Path) -> bool:

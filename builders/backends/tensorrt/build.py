@@ -117,7 +117,7 @@ def use_given(config: Untyped, workdir: Path) -> list[tuple[str, str]]:
     if not (cache and reason):
         return []
     _set(config, b"")
-    return [("WARNING", f"the timing cache of this GPU was left out, and begun anew: {reason}")]
+    return [("WARNING", f"the timing cache of this GPU was not used, and a new one was started: {reason}")]
 
 
 def keep_grown(config: Untyped, workdir: Path) -> None:

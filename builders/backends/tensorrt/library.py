@@ -36,19 +36,19 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"Scale coefficients must all be positive", "a quantization scale underflowed to 0; floor it at float16's tiny"),
     (
         r"missing values for shape input tensor|shape inputs, but no optimization profile",
-        "an input decides shapes or loops there, and has no range of values here: make it a constant of the model "
+        "an input decides shapes or loops by its values, which have no range here: make it a constant of the model "
         "(source.arguments), or use another backend",
     ),
     (
         r"condition is not a build-time constant",
-        "give the dims that decide the branch, as the batch of a recurrent cell does, fixed sizes under inputs",
+        "give the dims that decide the branch (such as the batch of a recurrent cell) fixed sizes under inputs",
     ),
     (r"optimization profile|profile \d+|MIN<=OPT<=MAX", "make dims (min, opt, max) fit the model's inputs"),
     (_NO_MEMORY, "free GPU memory, or lower the largest shapes in dims"),
     (
         _NO_IMPLEMENTATION,
-        "no kernel has this operator with these types and shapes: quantization.overrides leaves its node in fp32, or "
-        "raise backends.{backend}.workspace_mib, which some kernels need more of",
+        "no kernel supports this operator with these types and shapes: keep its node in fp32 (quantization.overrides), "
+        "or raise backends.{backend}.workspace_mib, because some kernels need more",
     ),
     (_OLD_DRIVER, "update the NVIDIA driver, or use a node with a GPU"),
     (r"version|[Ii]ncompatible|magicTag", "build the engine again with the installed version"),
@@ -111,7 +111,7 @@ def _cure(problem: Untyped, backend: str) -> str:
     if kind == "UNSUPPORTED_NODE_DATATYPE":
         return f"leave the node in fp32: quantization.overrides: [{{match: {node!r}, precision: fp32}}]; or {_REWRITE}"
     if kind == "UNSUPPORTED_NODE_DYNAMIC":
-        return f"give the dims it depends on one size (min = max); or {_REWRITE}"
+        return f"give one size (min = max) to the dims it depends on; or {_REWRITE}"
     return _REWRITE
 
 

@@ -40,7 +40,7 @@ _METHODS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min":
 
 def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> np.dtype[Any]:  # noqa: ARG001 - torch's
     """JAX's dtype for numpy's. Raises ModelError for strings."""
-    must(numpy_dtype.kind not in "OSU", "it is of strings, which XLA has not")
+    must(numpy_dtype.kind not in "OSU", "it has strings, which XLA does not support")
     return numpy_dtype
 
 

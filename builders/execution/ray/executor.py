@@ -192,7 +192,7 @@ class TaskListener:
         name, peak = task.job.name, task.peak_mib
         limits = task.job.limits
         if task.started is not None and now > task.started + limits.timeout_s + LATE_S:  # its worker hangs
-            loss_text = f"no sign of it long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
+            loss_text = f"no result long after its limit of {limits.timeout_s:g} s; {limits.raise_timeout}"
             return StepError(f"{name}: {loss_text}", "timeout", peak_mib=peak)
         if task.node in alive:
             task.lost_since = None

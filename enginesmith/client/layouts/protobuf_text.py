@@ -106,7 +106,7 @@ def parse(text: str) -> ProtoMessage:
         if match is None:
             if not re.sub(r"#[^\n]*", "", text[offset:]).strip():
                 break
-            raise ValueError(f"line {text.count(chr(10), 0, offset) + 1} cannot be read")
+            raise ValueError(f"line {text.count(chr(10), 0, offset) + 1}: invalid token")
         tokens.append((match[1], text.count("\n", 0, match.start(1)) + 1))
         offset = match.end()
     tokens.reverse()
@@ -166,7 +166,7 @@ def _scalar_text(lexeme: str, line: int) -> str:
         return str(int(match[1], 16) if match[1] else int(match[2], 8))
     text = _ESCAPE.sub(_unescaped, lexeme[1:-1].encode()).decode(errors="replace") if lexeme[0] in "\"'" else lexeme
     if "\0" in text:
-        raise ValueError(f"line {line}: {lexeme[:40]} has a NUL, which no name has")
+        raise ValueError(f"line {line}: {lexeme[:40]} has a NUL, which no name may contain")
     return text
 
 

@@ -87,8 +87,8 @@ def _read_case(
         size, element_count, file_size = end_byte - first_byte, math.prod(shape), os.fstat(stream.fileno()).st_size
         if size < 0 or begin + end_byte > file_size or (size % element_count if element_count else size):
             raise IntegrityError(
-                f"golden set: input {spec.name!r} of shape {list(shape)} cannot lie from byte {first_byte} to "
-                f"{end_byte} of {file_size}"
+                f"golden set: input {spec.name!r} of shape {list(shape)} does not fit bytes {first_byte} to "
+                f"{end_byte} of a file of {file_size}"
             )
         stream.seek(begin + first_byte)
         warmup_inputs[spec.name] = WarmupInput(shape, stream.read(size))

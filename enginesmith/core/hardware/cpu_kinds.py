@@ -166,7 +166,7 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     if kind.machine != (architecture := _architecture()):
         return (
             f"{title} compiles for {architecture} CPUs on this machine, not for {kind.name}; use onnxruntime, "
-            "or build there"
+            "or build on such a CPU"
         )
     if not kind.has_level(level):
         return f"its option cpu is {level!r}, beyond {kind.name}; set backends.{request.backend}.cpu lower"

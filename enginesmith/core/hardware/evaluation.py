@@ -209,7 +209,7 @@ def _describe_difference(name: str, built_value: str, present_value: str) -> str
     missing_flags = sorted({*built_value.split()} - {*present_value.split()})
     extra_flags = sorted({*present_value.split()} - {*built_value.split()})
     phrases = [f"lacks {', '.join(missing_flags)}"] if missing_flags else []
-    phrases += [f"has {', '.join(extra_flags)} beside them"] if extra_flags else []
+    phrases += [f"has {', '.join(extra_flags)} in addition"] if extra_flags else []
     return f"made for a CPU with other instructions; this one {' and '.join(phrases)}"
 
 

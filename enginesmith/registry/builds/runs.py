@@ -309,7 +309,7 @@ def read_run(store: Store, run: str) -> RunState | None:
 
 def parse_run(key: str, data: bytes) -> RunState:
     """Parse a run's document. Raises IntegrityError with the key."""
-    with explain_damage(key, "it is only a memory: delete it"):
+    with explain_damage(key, "it only records a run: delete it"):
         return parse_as(data, MAX_STATE_BYTES, RunState)
 
 

@@ -158,7 +158,7 @@ class Garbage:
         for model, version in self.versions:
             yield "version", f"{model}@{version}", "no channel, pin or rule keeps it", 0
         for model, version in self.remains:
-            yield "remains", f"{model}@{version}", "documents beside a manifest that is not there", 0
+            yield "remains", f"{model}@{version}", "documents of a version without a manifest", 0
         for digest, (reason, size) in self.blobs.items():
             yield "blob", digest, reason, size
 
@@ -187,7 +187,7 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
             earlier_labels = labels_by_name.setdefault(name, document_labels[key])
             if document_labels[key][0] not in earlier_labels:
                 labels_by_name[name] = (*earlier_labels, *document_labels[key])
-    delete_reasons = {labels: f"of {labels[-1]}, which goes" for labels in set(labels_by_name.values())}
+    delete_reasons = {labels: f"belongs to {labels[-1]}, which is garbage" for labels in set(labels_by_name.values())}
     blob_reasons |= {digest: delete_reasons[labels] for digest, labels in labels_by_name.items()}
     blobs = {digest: (blob_reasons.get(digest, "nothing refers to it"), sizes[digest]) for digest in sorted(orphans)}
     return Garbage(

@@ -97,6 +97,6 @@ def attachments(store: Documents, manifest: Manifest) -> list[tuple[Attachment, 
         with explain_damage(f"{key} of {store.uri}", remedy):
             attachment = read_attachment(attachment_bytes)
             if attachment.key() != key or attachment.manifest != manifest.digest:
-                raise Malformed("it is not the document its name says: it was edited by hand, moved or damaged")
+                raise Malformed("it does not match its path or the manifest: it was edited by hand, moved or damaged")
         documents.append((attachment, attachment_bytes))
     return sorted(documents, key=lambda document: (document[0].created_at, document[0].digest), reverse=True)

@@ -189,7 +189,7 @@ class _Attested(Excerpt):
 def _read(data: bytes, engine: str, report: str) -> Attestation:
     attestation = parse_as(data, MAX_BYTES, _Attested)
     if digest_of_bytes(data) != report or attestation.engine != engine:
-        raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+        raise Malformed("its content does not match its path: it was edited by hand, moved or damaged")
     cpu = attestation.host.get(CPU_KIND) if isinstance(attestation.host, Mapping) else None
     return Attestation(
         engine=engine,

@@ -167,7 +167,7 @@ def canaries(store: Store, manifest: Manifest) -> list[CanaryVerdict]:
         with explain_damage(f"{key} of {store.uri}", "delete it, and run the canary again"):
             verdict = _read(store.read(key) or b"")
             if canary_key(manifest.model, manifest.version, verdict.target, verdict.report) != key:
-                raise Malformed("it is not the verdict its name says: it was edited by hand or moved")
+                raise Malformed("its content does not match its path: it was edited by hand or moved")
         verdicts.append(verdict)
     return sorted(verdicts, key=lambda verdict: (verdict.target, verdict.created_at))
 

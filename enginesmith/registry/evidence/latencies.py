@@ -51,7 +51,7 @@ def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyRep
         with explain_damage(f"{key} of {store.uri}", _REMEDY):
             report = _parse(report_bytes)
             if digest_of_bytes(report_bytes) != name.removesuffix(".json") or report.engine != engine:
-                raise Malformed("it is not the report its name says: it was edited by hand, moved or damaged")
+                raise Malformed("its content does not match its path: it was edited by hand, moved or damaged")
         yield report
 
 

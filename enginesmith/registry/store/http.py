@@ -72,8 +72,8 @@ def parse_location(text: str, attempts: int | None = None) -> HttpLocation:
         raise InputError(f"registry {text[:200]!r} names no host; give http://host:port/prefix")
     if prefix and not is_key(prefix):
         raise InputError(
-            f"registry {text[:200]!r}: the parts of the prefix must be letters, digits and . _ -, and not start with "
-            "these signs"
+            f"registry {text[:200]!r}: each part of the prefix must be 1 to 128 of A-Z a-z 0-9 . _ -, a letter "
+            "or digit first"
         )
     return HttpLocation(url.scheme, url.hostname, port or _PORTS[url.scheme], prefix, attempts)
 

@@ -135,7 +135,7 @@ def check_documents(findings: Findings) -> None:
     for key in contents.others:
         match key.removeprefix(layout.MODELS).split("/"):
             case [model, "pins", name] if (model, name.removesuffix(".json")) not in versions:
-                findings.add("unreferenced", key, "a pin of a version that is not there")
+                findings.add("unreferenced", key, "pins a version that does not exist")
             case [model, "channels", _] if model not in models:
                 findings.add("dangling", key, f"{model} has no version")
             case [_, "versions", *_]:

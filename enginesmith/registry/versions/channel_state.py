@@ -187,7 +187,7 @@ def check_unmoved(channel: Channel | None, decided_on: Position | None) -> None:
         change = f"{rollout.history[0].by or '?'} started a rollout of {rollout.version}"
     elif decided_on and channel.moves == decided_on[0]:
         change = "its rollout was ended"
-    raise ConflictError(f"channel {where}: {change} meanwhile; nothing was changed: look again, and decide again")
+    raise ConflictError(f"channel {where}: {change} meanwhile; nothing was changed: look at it and decide again")
 
 
 def read_channel(store: Documents, model: str, name: str) -> Channel | None:

@@ -196,7 +196,7 @@ class Loss:
         return self.detail
 
 
-MISSING = Loss("missing", "published, and no file of this registry: it is not there, or a link that leads out of it")
+MISSING = Loss("missing", "published, but its file is missing, or a link to a file outside this registry")
 
 
 def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:

@@ -227,7 +227,7 @@ def write(
         is_written = False
     if not is_written:
         raise ConflictError(
-            f"the policy of {model or '*'}:{channel} was changed at the same time; look, and set it again"
+            f"the policy of {model or '*'}:{channel} was changed at the same time; read it, and set it again"
         )
     return new_policy
 
@@ -235,10 +235,10 @@ def write(
 def describe_built_in(channel: str) -> str:
     """Describe the requirements of a channel that apply with any policy."""
     if channel in OPEN_CHANNELS:
-        return "any version with a usable engine; a promotion may lose nothing that is served (--accept-loss)"
+        return "any version with a usable engine; a promotion that loses what is served needs --accept-loss"
     return (
-        "every engine proven on real inputs (--accept-random-inputs), or --proven-only, which serves the proven ones "
-        "alone; and a move may lose nothing that is served (--accept-loss)"
+        "every engine must be proven on real inputs (or --accept-random-inputs), unless --proven-only serves only the "
+        "proven ones; a move that loses what is served needs --accept-loss"
     )
 
 

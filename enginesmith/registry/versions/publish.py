@@ -178,7 +178,7 @@ def publish(
         except ConflictError as conflict:
             conflict.nothing_written = True  # the manifest is the first document
             raise
-        with published_without(result.manifest, f"the move of channel {channel}" if channel else "the memory of it"):
+        with published_without(result.manifest, f"the move of channel {channel}" if channel else "its build record"):
             if not result.existed:
                 remember(store, _RECORD, _memo_key(result.manifest), {"version": result.version})
             if channel is None:

@@ -235,7 +235,7 @@ def test_a_compiler_failure_is_an_error_with_its_message(model, tmp_path):
     broken_path.chmod(0o755)
     backend = AotInductor(compiler=str(broken_path))
     assert backend.versions()["c++"] == "1.0"
-    with pytest.raises(EnginesmithError, match=r"AOTInductor cannot compile it: .*no room on device"):
+    with pytest.raises(EnginesmithError, match=r"AOTInductor cannot compile the model: .*no room on device"):
         backend.build(request(backend), model, tmp_path)
 
 

@@ -35,7 +35,7 @@ def built(model: ModelProto, folder: Path, optimization: str = "extended") -> En
 def test_narrow_weights_stay_narrow_with_a_note(dtype: str, times: float, tmp_path: Path) -> None:
     engine = built(stored_as(dtype), tmp_path)
     assert engine.size_bytes < times * 64 * 96 + 2000
-    assert any("1 weight is stored narrow, as they came" in note for note in engine.notes)
+    assert any("1 weight is stored in the narrow source type" in note for note in engine.notes)
     expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(X)["y"]
     np.testing.assert_allclose(OrtSession(engine.path).run(X)["y"], expected, rtol=1e-5, atol=1e-5)
     assert not engine.requires or all("session" not in str(item).lower() for item in engine.requires)
@@ -46,7 +46,7 @@ def test_float_weights_and_saved_layouts_stay_unchanged(tmp_path: Path) -> None:
     assert not any("narrow" in note for note in built(plain_net, tmp_path).notes)
     wide_build = built(stored_as("int8"), tmp_path, "all")
     assert wide_build.size_bytes > 4 * 64 * 96
-    assert any("1 weight that came narrow is stored as fp32, because" in note for note in wide_build.notes)
+    assert any("1 narrow weight is stored as fp32, as graph_optimization" in note for note in wide_build.notes)
 
 
 def test_weights_behind_dequantize_linear_are_multiplied_in_float(tmp_path: Path) -> None:

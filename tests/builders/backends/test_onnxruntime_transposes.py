@@ -37,7 +37,7 @@ def build_in_fp16(model: Path) -> None:
         (model.parent / level).mkdir()
         request = BuildRequest("", "fp16", Target("cpu"), "onnxruntime", (), (), ())
         engine = OnnxRuntime(graph_optimization=level).build(request, model, model.parent / level)
-        assert any("put before the Transpose: 1;" in note for note in engine.notes)
+        assert any("to before the Transpose: 1;" in note for note in engine.notes)
         open_model(engine.path, session_options("ORT_ENABLE_ALL", 1))
 
 

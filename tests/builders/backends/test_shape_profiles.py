@@ -20,6 +20,6 @@ def test_a_sum_follows_in_every_profile_and_symbolic_sizes_are_refused() -> None
     assert profile.inputs[1] == ("mask", (2,), (10,), (20,))
     request = BuildRequest("", "fp32", Target("cpu"), "xla", inputs, (), (profile,))
     assert sum_refusal(request, "XLA") == (
-        "input 'mask' has the size past + tokens, and XLA knows no sums of dims; use onnxruntime"
+        "input 'mask' has the size past + tokens, and XLA does not support sums of dims; use onnxruntime"
     )
     assert sum_refusal(replace(request, inputs=inputs[:1]), "XLA") is None

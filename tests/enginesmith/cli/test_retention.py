@@ -27,5 +27,5 @@ def test_gc_lists_garbage_and_deletes_it_with_the_option(three: Store) -> None:
     for grace in ("soon", "999999d"):
         assert run("registry", "gc", "--delete", "--grace", grace).exit_code == 2
     take_lease(three, "publishing digits")
-    assert "at work, or ended early: publishing digits (" in said("registry", "gc")
+    assert "running, or left by a killed process: publishing digits (" in said("registry", "gc")
     assert told("registry", "fsck")["problems"] == []

@@ -96,7 +96,7 @@ def test_every_rejection_has_its_reason() -> None:
         resolve(entries[:4], SM89, proven_only=True, what="digits@1")
     assert str(error.value).splitlines() == [
         "digits@1 has no proven engine for sm_89: sm_89 fp32 any: unproven, and only proven engines may be used: "
-        "because; `enginesmith validate digits@1` on such a machine proves what never ran there",
+        "because; `enginesmith validate digits@1` on such a machine proves engines that never ran there",
         "  also: sm_89 int8 any: failed: because; it has engines for sm_80, cpu",
     ]
     with pytest.raises(UnknownNameError, match=r"proven on random inputs, and only .* real inputs in golden.data$"):

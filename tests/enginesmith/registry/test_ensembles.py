@@ -86,7 +86,7 @@ def test_a_graph_equals_its_pinned_version(store: Store) -> None:
 def test_an_ensemble_is_no_graph(store: Store) -> None:
     graphs = publish_graphs(store)
     whole_manifest = publish_whole(store, graphs)
-    with pytest.raises(IntegrityError, match="which is an ensemble itself"):
+    with pytest.raises(IntegrityError, match="an ensemble cannot contain an ensemble"):
         publish_whole(store, {**graphs, "third": whole_manifest}, "b")
     with pytest.raises(InputError, match="works on a model of one graph: give one of pair-encoder@1, pair-decoder@1"):
         require_model(whole_manifest)
@@ -139,7 +139,7 @@ def test_an_engine_whose_graph_has_lost_its_own_is_rejected(store: Store) -> Non
     store.remove(blob_key(str(graphs["decoder"].engines[0].digest)))
     result = rank_located(store, locate(store, Reference("pair")), machine, Policy())[1]
     assert not result.candidates
-    assert result.lost[0][1].startswith("lost: graph 'decoder': published, and no file")
+    assert result.lost[0][1].startswith("lost: graph 'decoder': published, but its file")
 
 
 def test_pinned_versions_are_kept_as_long_as_the_ensemble(store: Store) -> None:

@@ -162,7 +162,7 @@ def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
         ('default_model_filename: "other.onnx"', "no other.onnx beside it"),
         ("input [ { name: 'x' ", "the list has no end|ends before"),
         ("a: }", "a value is missing"),
-        ("\x00", "cannot be read"),
+        ("\x00", "line 1: invalid token"),
         ("a: 1\noutput {label_filename: '\\000'}", "line 2: .* has a NUL"),
         ("a " + "{ a " * 50, "deep"),
         ("platform: 'ensemble'", "run `enginesmith init "),

@@ -86,7 +86,7 @@ def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str
         raise InputError(f"{uri.where}: {name!r} is not the name of a {kind} ({words})")
     if uri.prefix and not is_key(uri.prefix):
         raise InputError(
-            f"{uri.where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
+            f"{uri.where}: each part of the prefix must be 1 to 128 of A-Z a-z 0-9 . _ -, a letter or digit first"
         )
 
 

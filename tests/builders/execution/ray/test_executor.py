@@ -110,7 +110,7 @@ def test_a_killed_worker_is_a_crash_and_the_job_is_retried_on_another_node(execu
         executor.run(job("kill_worker", {"path": str(marked_path)}), seen_items.append)
     first_part, second_part = marked_path.read_text().split()
     assert error.value.kind == "crash" and first_part != second_part
-    assert seen_items.all(Retrying) == ["it crashed; once more, elsewhere if a node suits"]
+    assert seen_items.all(Retrying) == ["it crashed; retry: on another node if one suits"]
     assert len(seen_items.all(Started)) == len(seen_items.all(ProcessEnded)) == 2
 
 

@@ -119,7 +119,7 @@ def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
         os.kill(doomed.all_processes["raylet"][0].process.pid, 9)
         assert future.result(PATIENCE_S) == "elsewhere"
     assert seen_items.places[0] == "doomed (sm_121)" and seen_items.places[1] != seen_items.places[0]
-    assert seen_items.retries == ["its node was lost; try 2, elsewhere"]
+    assert seen_items.retries == ["its node was lost; try 2: on another node"]
 
 
 def test_sixty_units_each_end_once_despite_crashes(fleet, tmp_path):

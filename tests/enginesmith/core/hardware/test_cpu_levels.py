@@ -54,7 +54,7 @@ def test_an_engine_for_a_better_cpu_is_refused_with_what_this_one_lacks(cpu, mon
     assert find_incompatibility(Tvm(), planned("x86-64-v3")) is None
     reason = find_incompatibility(Tvm(cpu="x86-64-v4"), planned("x86-64-v4"))
     assert reason.startswith("compiled for x86-64-v4, and this CPU has no avx512bw, ")
-    assert reason.endswith("; run it on a node that has it, or build it again for this one")
+    assert reason.endswith("; run it on a node that meets this, or build it again for this node")
 
 
 def test_host_means_the_level_of_the_planning_machine(cpu):

@@ -36,7 +36,7 @@ def test_an_azure_uri_is_parsed() -> None:
     [
         ("gs://", "not the name of a bucket"),
         ("gs://Bucket", "not the name of a bucket"),
-        ("gs://bkt/../x", "parts of the prefix"),
+        ("gs://bkt/../x", "each part of the prefix"),
         ("gs://bkt?region=x", "option 'region' is not known; known: endpoint"),
         ("gs://bkt?endpoint=ftp://x", "not a URL"),
         ("gs://KEY:hunter2@bkt/x", "without user"),
@@ -44,7 +44,7 @@ def test_an_azure_uri_is_parsed() -> None:
         ("az://engines", "not the name of a container"),
         ("az://models-1/engines", "not the name of a storage account"),
         ("az://models1/En/x", "not the name of a container"),
-        ("az://models1/engines/.x", "parts of the prefix"),
+        ("az://models1/engines/.x", "each part of the prefix"),
         ("az://models1/engines?sas=hunter2", "option 'sas' is not known"),
         ("az://engines@models1/x", "without user"),
         ("abfs://x/y", "scheme 'abfs' is not known; use a path, file://, s3://, gs:// or az://"),

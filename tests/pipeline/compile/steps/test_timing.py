@@ -156,7 +156,7 @@ def test_a_stale_cache_is_replaced(tmp_path: Path, stale: bytes) -> None:
     (tmp_path / GIVEN).write_bytes(stale)
     config = Config(lambda data: data != b"old")
     [(level, text)] = use_given(config, tmp_path)
-    assert level == "WARNING" and "was left out, and begun anew" in text and config.set == b""
+    assert level == "WARNING" and "was not used, and a new one was started" in text and config.set == b""
     (tmp_path / GIVEN).write_bytes(b"good")
     assert use_given(config, tmp_path) == [] and config.set == b"good"
     keep_grown(config, tmp_path)
