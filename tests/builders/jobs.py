@@ -205,8 +205,7 @@ def chatter_and_crash(lines: int) -> None:
 
 
 def phases(names: list[str], folder: str) -> None:
-    """Enter one phase after another, each with a line on stdout, and stay there until a watch has left a file of that
-    name in the folder."""
+    """Print one phase after another, and stay in each until a watch has left a file of its name in the folder."""
     from builders.execution.process import enter_phase
 
     for name in names:

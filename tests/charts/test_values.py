@@ -34,8 +34,7 @@ def test_the_schema_refuses(batch: list[tuple[str, str, Any]]) -> None:
 
 @pytest.mark.parametrize("batch", batches(cases("refused_by_templates.yaml")))
 def test_the_templates_refuse(batch: list[tuple[str, str, Any]]) -> None:
-    """In words: what ends the command is no fault of a template. A message that another value hides is looked for with
-    its value alone."""
+    """The error is in words, not a template's. A value whose message another value hides is rendered alone."""
     base = "onprem" if "proxy" in str(batch) else "aws"
     together = renders.sample(base)
     for path, _, value in batch:

@@ -80,8 +80,7 @@ class Report:
 
 
 def instead(model: ModelProto, name: str, text: str, **constants: object) -> ModelProto:
-    """Nodes in the place of the node of a name, which the last one has: they read its inputs as `in0`, `in1` and so on,
-    and make its first output as `out`."""
+    """Nodes that replace the named one, the last under its name; inputs are `in0`, `in1`..., the first output `out`."""
     copied_model = copy_of(model)
     node = named(copied_model, name)
     added = parser.parse_model(f'<ir_version: 8, opset_import: ["": 20]> g () => (float[N] out) {{{text}}}').graph.node

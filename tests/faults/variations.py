@@ -1,5 +1,4 @@
-"""Faults that the energy of an output hides: behind an offset, beside larger slices, in step with a random reference,
-or where nothing is left to measure."""
+"""Faults hidden by an output's energy: offsets, larger slices, a random reference in step, nothing left to measure."""
 
 from collections.abc import Callable
 from dataclasses import replace

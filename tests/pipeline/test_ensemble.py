@@ -136,6 +136,7 @@ def test_the_ensemble_is_validated_as_served(built: tuple[Path, Outcome], tmp_pa
     }
 
 
+@pytest.mark.slow
 def test_an_unproven_ensemble_runs_with_the_pending_engines(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)

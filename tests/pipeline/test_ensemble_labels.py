@@ -23,8 +23,7 @@ GOLDEN = {
 
 
 def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
-    """The pair in fp32 with an output `encoder.other` like `encoder.hidden`, and the labels that the latter gives.
-    source: what the decoder takes."""
+    """The fp32 pair with an output `encoder.other`, and labels from `encoder.hidden`. source: the decoder's input."""
     pair = {**change(PAIR, "connections/decoder.memory", source), "golden": GOLDEN, "outputs": ["decoder.logits"]}
     encoder = {**ENCODER, "outputs": ["hidden", "other"], "precisions": ["fp32"]}
     path = write_ensemble(folder, pair, encoder, {**DECODER, "precisions": ["fp32"]})
@@ -41,6 +40,7 @@ def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_ensembles_metric_is_measured_stored_and_measured_again_elsewhere(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     path = write_labelled(tmp_path / "pair")

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from blake3 import blake3
 
 from enginesmith.registry.store.base import open_store
@@ -10,6 +11,7 @@ from pipeline.compile.publication.pages import STATEMENT
 from tests.pipeline.projects import Project
 
 
+@pytest.mark.slow
 def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str, tmp_path: Path) -> None:
     """Engines are uploaded by the processes that build them: nothing but documents and reports leave this one."""
     project.registry = s3_uri

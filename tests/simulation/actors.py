@@ -41,8 +41,7 @@ SHORT = RolloutPlan((Slice(1_000_000),), (0,))
 
 @dataclass
 class Registry:
-    """A simulated registry, and its rules. site: the registry of another site, where there is one.  folders: that nodes
-    watch `stable` into."""
+    """A simulated registry, its rules. site: another site's registry, if any. folders: where nodes watch `stable`."""
 
     world: World
     store: SimulatedStore
@@ -51,8 +50,7 @@ class Registry:
     folders: list[Folder] = field(default_factory=list)
 
     def publish(self, content: str, version: str | None = None, pause: float = 0.0) -> Call:
-        """Publish a version with one engine of its own, which moves the channel candidate. pause: seconds from when the
-        engine is stored."""
+        """Publish a version with one engine, which moves `candidate`. pause: seconds after the engine is stored."""
         number = self._number()
 
         def work() -> str:

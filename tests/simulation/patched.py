@@ -165,8 +165,7 @@ _CACHED: dict[object, Any] = {
 
 @lru_cache(1)
 def _places(modules: int) -> list[tuple[dict[str, Any], str, Any]]:
-    """Where the product's modules have what is replaced: namespace, name, original. modules: how many are imported;
-    with more of them it is looked for again."""
+    """Names to replace in the product's modules: namespace, name, original. modules: how many are imported."""
     originals = {futures.ThreadPoolExecutor, datetime, sweep.Claim, *_CACHED}
     return [
         (vars(module), name, value)

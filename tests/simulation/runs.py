@@ -306,8 +306,7 @@ def _work(
 
 
 def _afterwards(registry: Registry) -> None:
-    """What must hold a day later, when nobody is at work: all that was acknowledged is there, rollouts end, and each
-    kind of work ends."""
+    """The rules a day later, when nobody works: acknowledged writes are there, rollouts end, each kind of work ends."""
     for call in registry.world.calls:
         key = f"models/{MODEL}/versions/{call.result}/manifest.json"
         if call.what.startswith("publish") and call.acknowledged and key not in registry.rules.published:
@@ -377,8 +376,7 @@ _NOTHING_TO_DO = ("nothing to roll back to", "was deleted since")
 
 
 def _end_rollouts(registry: Registry) -> None:
-    """Have a controller look until nothing is left to do: two waves, each with a look that opens it and one that ends
-    it."""
+    """Run a controller until it has nothing left to do: two waves, each opened by one poll and ended by another."""
     for _ in range(20):
         if not channel_writes.running_rollouts(registry.store):
             break

@@ -273,8 +273,7 @@ class SimulatedStore:
             self.observe(key, object_before, data)
 
     def _stale(self) -> tuple[frozenset[str], list[str]]:
-        """Keys that a list does not show, though they were written a moment ago; and those that it shows, though they
-        were removed."""
+        """Keys just written that a stale list omits, and keys just removed that it still shows."""
         world = self.world
         if world.calm or not world.choices.pick(world.temper.stale, 1):
             return frozenset(), []

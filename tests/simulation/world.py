@@ -139,8 +139,7 @@ class World:
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """What happened, in lines: number of requests, true time, actor, text. The same in every repetition, so without
-        the random names of temporary folders."""
+        """Events by line: number of requests, true time, actor, text. Equal in every repetition."""
         lines = (f"{step:5} {note_time:%d. %H:%M:%S} {who:12} {text}" for step, note_time, who, text in self._notes)
         return tuple(re.sub(r"(watched|enginesmith-mirror)-\w{8}", r"\1", line) for line in lines)
 

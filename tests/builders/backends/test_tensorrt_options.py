@@ -1,5 +1,4 @@
-"""Options of both editions. What full TensorRT would be told is told to the configuration of TensorRT-RTX, whose calls
-are the same; no full TensorRT is here."""
+"""Options of both editions. Full TensorRT is not here: its options go to TensorRT-RTX, whose calls are the same."""
 
 import dataclasses
 from pathlib import Path

@@ -80,6 +80,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_ensemble_with_other_answers_fails(pairs: Path, tmp_path: Path) -> None:
     written_report = replay_recorded(pairs / "registry", "pair", tmp_path / "canary", pairs / "pair.jsonl")
     assert written_report.report.verdict == "FAIL", written_report.report.reason
@@ -92,6 +93,7 @@ def test_thresholds_come_from_its_spec(pairs: Path) -> None:
     assert source == "the spec of pair@2"
 
 
+@pytest.mark.slow
 def test_a_flow_judges_a_published_ensemble_against_the_served_one(pairs: Path) -> None:
     store = open_store(str(pairs / "registry"))
     promote(store, load(store, "pair", "1"), "stable", by="test")

@@ -60,6 +60,7 @@ def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
 crash = raising(StepError("KeyError: 't'", "crash", "the log"))
 
 
+@pytest.mark.slow
 def test_failed_calibration_costs_no_other_precision(project, monkeypatch):
     """The failure stands in the build, the version, the page, the JSON and the exit code; the next build mends it."""
     monkeypatch.setattr(composition, "observe", crash)

@@ -103,6 +103,7 @@ def test_changes_are_reported_only_by_the_next_build(built: Project) -> None:
     assert planned(built)[1] == []
 
 
+@pytest.mark.slow
 def test_results_that_returned_to_a_record_are_not_rebuilt(built: Project) -> None:
     """A, B and A again: of the model, its calibration and golden data, a limit; with a new precision beside it."""
     files = {name: (built.folder / name).read_bytes() for name in ("tiny.onnx", "calibration.npz", "golden.npz")}

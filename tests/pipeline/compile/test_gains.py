@@ -78,6 +78,7 @@ def test_both_graphs_are_timed_alternately_here(wide: Project, monkeypatch: pyte
     )
 
 
+@pytest.mark.slow
 def test_builds_with_different_timings_give_one_version(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
     original_once, versions = RunContext.once, []

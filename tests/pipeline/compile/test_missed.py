@@ -107,6 +107,7 @@ def test_a_repair_is_searched_proven_and_reported_everywhere(
     assert WHY in searched.run("plan", searched.spec, "--json").out
 
 
+@pytest.mark.slow
 def test_another_run_and_another_golden_set_repeat_no_search(searched: Project) -> None:
     search_records = searches(searched)
     assert len(search_records) == 1
@@ -116,6 +117,7 @@ def test_another_run_and_another_golden_set_repeat_no_search(searched: Project) 
     assert f"{CHOICE}: cached" in searched.build().err and searches(searched) == search_records
 
 
+@pytest.mark.slow
 def test_never_leaves_a_failure_and_the_plan_describes_a_search(loud: Project) -> None:
     loud.change_spec(quantization={"search": "never"})
     row = rows(loud)["int8"]
@@ -165,6 +167,7 @@ def test_a_failed_search_costs_no_other_unit(loud: Project, monkeypatch: pytest.
     assert "the search that followed failed: out of memory" in actual["int8"]["reason"]
 
 
+@pytest.mark.slow
 def test_failures_without_a_possible_repair_are_not_searched(loud: Project) -> None:
     """Golden samples that were calibrated with fail the graph whatever int8 takes."""
     np.savez(loud.folder / "golden.npz", **noise(24, 1))

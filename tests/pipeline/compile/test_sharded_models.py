@@ -66,6 +66,7 @@ def test_a_sharded_model_is_built_published_pulled_and_copied_with_its_shards(sh
             assert np.allclose(session.run({"x": x})["logits"], answers(wide_weights(), x), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_unchanged_build_does_nothing_and_a_changed_weight_rebuilds(sharded: Project) -> None:
     sharded.change_spec(precisions=["fp32"], calibration=None)
     assert sharded.build().code == 0

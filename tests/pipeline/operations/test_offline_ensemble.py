@@ -18,6 +18,8 @@ from tests.ensembles import DECODER, ENCODER, PAIR, write_ensemble
 from tests.pipeline.operations.test_offline_state import carry, judge, run_here
 from validation.gpu.devices import OfflineBundle
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ from pipeline.quantization.statistics.methods import (
     ranges,
 )
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
+from tests.scheduling import slow_after_first
 
 METHODS: list[Method] = [MINMAX, MOVING_AVERAGE, percentile(), percentile(99), ENTROPY, MSE]
 EVERY = pytest.mark.parametrize("chosen", METHODS, ids=lambda item: item.name)
-BOTH = pytest.mark.parametrize("activation", ["int8", "uint8"])
+BOTH = pytest.mark.parametrize("activation", slow_after_first(["int8", "uint8"], 2))
 FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
 
 

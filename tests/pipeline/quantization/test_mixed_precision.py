@@ -44,6 +44,7 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     assert [item.name for item in graph.graph.initializer if shown_result.json["groups"][0]["nodes"][0] in item.name]
 
 
+@pytest.mark.slow
 def test_another_floor_gives_another_choice(small: Project) -> None:
     assert small.run("debug", "sensitivity", small.spec, "--json").json["left"] == {}
     small.change_spec(quantization={"floor": {"sqnr_db": 130}}, precisions=["fp32", "int8"])
@@ -85,6 +86,7 @@ def test_measured_times_are_part_of_the_choice_and_its_record(small: Project) ->
     assert "latency was not measured: no target of this spec takes int8 (int8 activations)" in other_document["summary"]
 
 
+@pytest.mark.slow
 def test_weights_of_a_reduced_range_are_searched_separately(small: Project, tmp_path: Path) -> None:
     """With the other search's weights, the engine would lose what compensation gained, and the record would not say."""
     whole_result = small.run("build", small.spec, "--json")

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from pipeline.quantization.insertion_points import count_integer_nodes
 from pipeline.quantization.schemes.write import quantize_dynamic
@@ -24,6 +25,7 @@ def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built
     assert "calibrate: done" in result.err and f"write {CPU_INT8}: cached" in result.err
 
 
+@pytest.mark.slow
 def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
     built.change_spec(calibration={"data": "calibration.npz", "method": "mse"})
     result = built.build()
@@ -42,6 +44,7 @@ def samples():
 """
 
 
+@pytest.mark.slow
 def test_calibration_data_may_come_from_a_generator(built: Project) -> None:
     built.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
     (built.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))

@@ -1,5 +1,4 @@
-"""A request that fails, at any position of what is done to a rollout: nodes get what the channel's state says, at once,
-and after one look everything else says so too."""
+"""A request that fails at any position: nodes get what the channel says at once, and after a poll everything agrees."""
 
 import secrets
 from collections.abc import Callable, Iterator

@@ -220,6 +220,7 @@ def job_with_little_memory(path: str, workdir: Path) -> None:
     canonical(load_onnx(Path(path), Path(path).parent), [X])
 
 
+@pytest.mark.slow
 def test_a_long_inferred_list_uses_only_the_jobs_memory(folder, tmp_path):
     model = valid_model()
     del model.graph.node[:], model.graph.output[:]

@@ -75,6 +75,7 @@ class TestEntryPoint:
         case = GoldenSet.load(run(request).golden).cases[0]
         assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)
 
+    @pytest.mark.slow
     def test_a_dotted_module_may_have_a_name_of_enginesmith(self, tmp_path):
         self.package(tmp_path / "pipeline", "def build(): raise ValueError(__name__, SCALE, json.loads('4'))")
         names = {"function": "build", "module": "pipeline.models"}

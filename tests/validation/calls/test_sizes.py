@@ -212,8 +212,7 @@ def test_a_time_limit_shortens_the_order_and_does_not_change_it() -> None:
 def count_tries(
     counts: Counts, each_s: float, compared_s: float = 0.0, busy: float = 1.0, done: int = 0
 ) -> tuple[int, bool]:
-    """How many tries of so much CPU time are made, and whether the time ended them. busy: time by CPU time.  done:
-    tries before, of no time."""
+    """Tries made in so much CPU time, and whether time ended them. busy: CPU time. done: tries before, of no time."""
     clock, wall = Clock(), Clock()
     tries = Tries(counts, Allowance(None, compared_s, clock, wall), done=done)
     while tries.more(done):

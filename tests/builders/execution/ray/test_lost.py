@@ -40,8 +40,7 @@ class Task:
 
 
 class Ray:
-    """A cluster that can be away. connected: how often it was connected to. threads: those that connect, receive
-    answers and disconnect."""
+    """A cluster that can be away. connected: number of connections. threads: those that call Ray."""
 
     def __init__(self):
         self.away, self.connected, self.asked = threading.Event(), 0, threading.Event()

@@ -1,5 +1,4 @@
-"""Versions for layouts: real ONNX models that add a number, with a golden set; engines of TensorRT of a few bytes; an
-ensemble of two models."""
+"""Versions for layouts: ONNX models that add a number, with golden sets; tiny TensorRT engines; an ensemble."""
 
 from collections.abc import Mapping
 from dataclasses import replace

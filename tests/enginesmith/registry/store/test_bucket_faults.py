@@ -1,5 +1,4 @@
-"""What networks and servers do to documents in a bucket, one fault at a time. What networks and servers do to blobs on
-their way to a bucket of any kind and back."""
+"""Faults of networks and servers, one at a time, in transfers of documents and blobs of buckets of any kind."""
 
 import io
 import os

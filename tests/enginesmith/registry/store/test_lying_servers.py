@@ -23,8 +23,7 @@ LENGTHS = ["1000000000000000", "100000000000", "-5", "9" * 5000, "abc", "chunks"
 
 
 class Liar(http.server.ThreadingHTTPServer):
-    """Answers each request with a hundred bytes, and states `length`; 'chunks': 80 MiB come where 100 were stated.
-    'no chunks': none does."""
+    """Answers with 100 bytes and states `length`; 'chunks': sends 80 MiB after stating 100; 'no chunks': sends none."""
 
     daemon_threads = True
 

@@ -1,5 +1,4 @@
-"""What networks and servers do to blobs in a bucket on their way there and back, one fault at a time. What is S3's own
-when answers are cut off or are errors."""
+"""Faults in transfers of blobs to and from a bucket, one at a time, and S3's own errors and cut answers."""
 
 import gc
 import hashlib
@@ -33,6 +32,7 @@ def store(store_behind_proxy: ObjectStore) -> ObjectStore:
     return store_behind_proxy
 
 
+@pytest.mark.slow
 def test_an_interrupted_body_is_resumed_at_that_byte(store, proxy, tmp_path):
     data = os.urandom(200_000)
     digest = store.put_bytes(data)

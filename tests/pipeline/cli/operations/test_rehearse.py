@@ -40,6 +40,7 @@ def test_served_versions_are_rebuilt_proven_and_timed_without_publication(
     assert files_of(place / "registry" / "models") == files_of(built_once / "registry" / "models")
 
 
+@pytest.mark.slow
 def test_rehearsed_versions_are_published_moved_and_rolled_back(
     rehearsed: tuple[Path, Result], tmp_path: Path, capsys, monkeypatch
 ) -> None:

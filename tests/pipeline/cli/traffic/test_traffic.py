@@ -150,6 +150,7 @@ def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     assert "price of a profile: 0 engine seconds per day (as given)" in result.out
 
 
+@pytest.mark.slow
 def test_recorded_and_measured_times_are_used(words, tmp_path, run):
     words.write_text(SPEC + "validation: {latency: {seconds: 0.005, buckets: all}}\n")
     assert run("build", words).code == 0

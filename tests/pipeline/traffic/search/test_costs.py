@@ -1,5 +1,4 @@
-"""Buckets of least cost: what every partition costs, tried one by one, is no less. The sizes of batches: closed forms,
-the simulation, and what a bucket alone costs."""
+"""Buckets of least cost, against every partition tried one by one; batch sizes in closed form and by simulation."""
 
 import itertools
 
