@@ -485,7 +485,7 @@ def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tup
 def runtimes_option(where: str) -> Option:
     """The option `--runtime`: versions of runtimes as {package: version}. where: the machines with them, for help."""
     return Option(
-        f"Runtime version {where}; NAME: tensorrt, tensorrt-rtx or onnxruntime; repeat it.",
+        f"Runtime version {where}; NAME: tensorrt, tensorrt-rtx or onnxruntime; repeatable.",
         name="--runtime",
         type=str,
         multiple=True,

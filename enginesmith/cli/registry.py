@@ -347,7 +347,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     "--chain",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Intermediate certificate between --certificate and the root, in PEM; repeat it.",
+    help="Intermediate certificate between --certificate and the root, in PEM; repeatable.",
 )
 @click.option(
     "--keyless", is_flag=True, help="Sign with an OpenID Connect identity through Sigstore; needs network access."
@@ -358,7 +358,7 @@ SIGNING_KEY = "ENGINESMITH_SIGNING_KEY"
     metavar="FILE",
     multiple=True,
     type=PRESENT_FILE,
-    help="Also sign the attachment with the content of this file; repeat it.",
+    help="Also sign the attachment with the content of this file; repeatable.",
 )
 def sign(
     reference: str,

@@ -71,7 +71,7 @@ def run_options(
 Buckets = Annotated[
     tuple[str, ...],
     Option(
-        "Input sizes to time, e.g. batch=8,length=64; all: the smallest and largest size of every bucket; repeat it.",
+        "Input sizes to time, e.g. batch=8,length=64; all: the smallest and largest size of every bucket; repeatable.",
         name="--bucket",
         shown="the smallest, the opt and the largest sizes",
     ),

@@ -104,7 +104,7 @@ def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
-def test_flow_runs_get_variables_of_the_kinds_that_the_pool_takes(base: str) -> None:
+def test_variables_of_flow_runs_match_the_schema_of_the_work_pool(base: str) -> None:
     """Prefect's server refuses a deployment otherwise."""
     variable_names = template("kubernetes")["variables"]["properties"]
     for variables in flow_runs(rendered(base, **ADDED)):

@@ -153,7 +153,7 @@ def test_a_random_model_is_not_proven(tmp_path):
         assert not broken(lifted_checks)
 
 
-def test_a_reference_that_repeats_itself_within_the_limits_passes():
+def test_a_reference_whose_repeated_answers_differ_within_the_limits_passes():
     counter = iter(range(100))
     loose_runner = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-7 * next(counter))})
     assert not broken(drift_checks("engine", loose_runner, Fake(original), golden(), LIMITS))

@@ -60,7 +60,7 @@ class _DeployOptions:
     slots: Annotated[
         tuple[tuple[str, object], ...],
         Option(
-            "Maximum number of concurrent builds for a GPU generation, e.g. sm_89=4; repeat it.",
+            "Maximum number of concurrent builds for a GPU generation, e.g. sm_89=4; repeatable.",
             type=pair,
             metavar="NAME=VALUE",
             shown="the limit that the server has, else 1",
@@ -69,7 +69,7 @@ class _DeployOptions:
     variables: Annotated[
         tuple[tuple[str, object], ...],
         Option(
-            "Variable of the pool's job template, e.g. gpu_count=1; repeat it.",
+            "Variable of the pool's job template, e.g. gpu_count=1; repeatable.",
             name="--job-variable",
             type=pair,
             metavar="NAME=VALUE",
@@ -125,7 +125,7 @@ class _DeployOptions:
     keep: Annotated[
         tuple[str, ...],
         Option(
-            "Delete the deployments of --owner that this call does not register, except FLOW/NAME; repeat it.",
+            "Delete the deployments of --owner that this call does not register, except FLOW/NAME; repeatable.",
             metavar="FLOW/NAME",
         ),
     ] = ()

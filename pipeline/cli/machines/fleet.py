@@ -104,11 +104,11 @@ class _PlanOptions:
         str, Option("GPUs of the nodes that get the new versions, e.g. l4,hopper.", metavar="TARGETS", shown="all")
     ] = ""
     add: Annotated[
-        tuple[str, ...], Option("Number of new nodes with this GPU, e.g. b200=16; repeat it.", metavar="PRODUCT=NODES")
+        tuple[str, ...], Option("Number of new nodes with this GPU, e.g. b200=16; repeatable.", metavar="PRODUCT=NODES")
     ] = ()
     remove: Annotated[
         tuple[str, ...],
-        Option("Number of nodes with this GPU to remove, e.g. t4=8; repeat it.", metavar="PRODUCT=NODES"),
+        Option("Number of nodes with this GPU to remove, e.g. t4=8; repeatable.", metavar="PRODUCT=NODES"),
     ] = ()
     sources: _Sources
 

@@ -99,7 +99,7 @@ class _CheckOptions:
         Mapping[str, float],
         Option(
             "Report a regression if a task metric (or only METRIC) is worse than the served engine's by more than "
-            "LOSS; repeat it.",
+            "LOSS; repeatable.",
             metavar="[METRIC=]LOSS",
             multiple=True,
             type=str,
@@ -121,7 +121,7 @@ class _CheckOptions:
     reports: Annotated[
         tuple[Path, ...],
         Option(
-            "Also write the result to this file: .md or .xml (JUnit); repeat it.",
+            "Also write the result to this file: .md or .xml (JUnit); repeatable.",
             name="--report",
             type=FILE,
             callback=_check_reports,

@@ -30,7 +30,7 @@ class _RehearseOptions:
     toolchain: Annotated[
         tuple[str, ...],
         Option(
-            "New version of a package, e.g. onnxruntime==1.32.0; repeat it.", metavar="NAME==VERSION", required=True
+            "New version of a package, e.g. onnxruntime==1.32.0; repeatable.", metavar="NAME==VERSION", required=True
         ),
     ]
     python: Annotated[

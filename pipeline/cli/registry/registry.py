@@ -146,7 +146,7 @@ def verify(reference: str | None, repair: bool, registry: str, as_json: bool) ->
     "reports",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="report.json of a canary; promote only if it is a PASS of exactly this version; repeat it.",
+    help="report.json of a canary; promote only if it is a PASS of exactly this version; repeatable.",
 )
 @random_inputs_option
 @accept_loss_option

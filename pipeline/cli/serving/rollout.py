@@ -83,7 +83,7 @@ class GivenPlan:
     ] = ()
     gates: Annotated[
         tuple[str, ...],
-        Option(f"Condition for opening the next wave: {_GATES}; repeat it.", name="--gate", metavar="GATE"),
+        Option(f"Condition for opening the next wave: {_GATES}; repeatable.", name="--gate", metavar="GATE"),
     ] = ()
     approve: Annotated[bool, Option("Wait at the end of each wave for `enginesmith rollout resume`.")] = False
     max_unavailable: Annotated[

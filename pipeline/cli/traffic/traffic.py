@@ -50,7 +50,7 @@ class _BucketsOptions:
     dims: Annotated[
         tuple[str, ...],
         Option(
-            "Dim (named axis of an input) to choose buckets for; repeat it.",
+            "Dim (named axis of an input) to choose buckets for; repeatable.",
             name="--dim",
             shown="all dynamic dims but the batch",
         ),

@@ -56,7 +56,7 @@ def test_a_dim_without_a_rule_is_never_padded():
     assert found(buckets, 4, 8) and found(buckets, 3, 8) is None and found(buckets, 4, 7) is None
 
 
-def test_a_dim_that_only_some_rules_pad_depends_on_the_spec_and_multiples_hold():
+def test_a_dim_is_padded_to_its_multiple_within_a_bucket():
     buckets = list_buckets([engine("a", profile((1, 4), (4, 16), 4))], PADDING)
     assert found(buckets, 1, 5) == ("a: batch 1..4, sequence 4..16", 1, 8)
 

@@ -103,7 +103,7 @@ def test_one_rank_more_holds_complete_inputs(tmp_path):
     assert [batch["image"].shape for batch in samples.batches(99)] == [(2, 1, 4, 4)] * 3
 
 
-def test_a_leading_dim_that_is_also_an_inner_axis_fixes_the_group(tmp_path):
+def test_a_batch_dim_that_is_also_an_inner_axis_fixes_the_batch_size(tmp_path):
     square = TensorSpec("x", "float32", ("n", "n"))
     path = saved(tmp_path, x=np.ones((9, 3), np.float32))
     batches = list(opened(path, inputs=[square], dims=[Dim("n", 1, 4, 8)]).batches())

@@ -59,7 +59,7 @@ def test_a_steady_level_is_rarely_reported_as_moving(count):
     assert not drifts(np.ones(count), 1, 0.05)
 
 
-def test_a_wandering_level_is_found_despite_a_flat_slow_wave():
+def test_a_drift_without_a_slowest_wave_is_detected():
     """Kwiatkowski et al. give that wave four times the weight of the next one, and saw two of three of these."""
     rng = np.random.default_rng(2)
     items = []

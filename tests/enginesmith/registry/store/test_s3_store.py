@@ -165,7 +165,7 @@ def test_access_lists_are_not_used_and_no_credential_is_stored(store: ObjectStor
     assert "testing-secret" not in repr(store) + store.uri
 
 
-def test_only_a_plain_checksum_shows_other_bytes() -> None:
+def test_only_the_checksum_of_a_single_upload_proves_other_bytes() -> None:
     content = b"engine"
     sent_source = api.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
     plain_text = f'"{hashlib.md5(content).hexdigest()}"'

@@ -41,6 +41,6 @@ def test_the_autoscaler_ends_busy_workers_above_the_maximum() -> None:
     assert not ends({"l4": 2}, {"l4": 2}) and ends({"l4": 1}, {"l4": 2}) == ["l4"]
 
 
-def test_the_autoscaler_fails_for_all_groups_with_a_worker_of_an_unknown_group() -> None:
+def test_one_worker_of_an_unknown_group_fails_the_autoscaler_for_all_groups() -> None:
     with pytest.raises(KeyError, match="gone"):
         ends({"l4": 2}, {"l4": 2, "gone": 1})

@@ -227,7 +227,7 @@ def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
     assert error < 0.8 * of_other
 
 
-def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
+def test_a_later_pass_starts_from_a_kept_activation(monkeypatch):
     lines = ["c0 = Conv(x, w)"] + [f"c{i} = Conv(r{i - 1}, w)\n r{i} = Relu(c{i})" for i in range(1, 4)]
     lines.insert(1, "r0 = Relu(c0)")
     weights = {"w": np.random.default_rng(0).normal(size=(4, 4, 1, 1))}

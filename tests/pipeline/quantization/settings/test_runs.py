@@ -51,7 +51,7 @@ def test_a_chosen_model_has_only_weights_that_are_read(tmp_path):
     np.testing.assert_array_equal(nets.run(complete_model, inputs), nets.run(model, inputs))
 
 
-def test_a_search_leaves_no_needed_file(monkeypatch, tmp_path):
+def test_a_search_leaves_no_file_behind_and_its_model_needs_none(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, inputs = outlier_net(residual=True), noise(64, 1)
     choice = choose(model, all_ranges(model, inputs), nets.CPU, runs(inputs))
