@@ -1,5 +1,4 @@
-"""What changes a build key and what does not: two engines under one key would be mistaken for one another, and a key
-that changes for nothing builds a fleet anew. `pipeline/sources/canonical.py` says what the canonical form forgets."""
+"""What changes a build key and what does not. `pipeline/sources/canonical.py` says what the canonical form drops."""
 
 import os
 from collections.abc import Callable

@@ -167,8 +167,7 @@ class FaultyProxy:
                 client.sendall(answer)
 
     def _forward(self, request: Request) -> bytes:
-        """The server's whole answer. It says that the connection ends: a client that found out by itself might send its
-        next request into it first, which nobody would count."""
+        """The server's whole answer, with `Connection: close`, so that no client sends its next request into it."""
         with socket.create_connection(self.server) as server:
             server.sendall(request.bytes())
             answer = b""

@@ -1,5 +1,4 @@
-"""Clocks, randomness, threads and pauses of the product's modules, taken from the simulated world; and results of its
-pure functions that all seeds of a process share, since most time of a seed went into reading the same documents."""
+"""Clocks, randomness, threads and pauses of the product come from the simulated world; pure results are cached."""
 
 import os
 import random

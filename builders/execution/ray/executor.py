@@ -358,7 +358,8 @@ class RayExecutor:
                 cluster_nodes = listener.nodes(fresh=True)
                 if not find_fitting(job.needs, cluster_nodes) and not self._wait_s:
                     raise StepError(f"{job.name}: {none_fits(job.needs, cluster_nodes)}", "no-node")
-            avoided_node = last[0] if other_node else None
+            is_avoidable = other_node and find_fitting(job.needs, cluster_nodes, last[0])
+            avoided_node = last[0] if is_avoidable else None
             task = listener.submit(lambda: RayTask(job, cluster_nodes, avoided_node, self._modules))
         except EnginesmithError:
             raise

@@ -212,11 +212,11 @@ def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None
     """The options of a Ray task with these needs: one CPU, its GPUs and memory, and label selectors.
 
     A job that needs more memory than any suitable node has gets all memory of the largest one. A preferred label is
-    dropped as soon as only other nodes have room. avoid: id of a node that is left out if another one is suitable.
+    dropped as soon as only other nodes have room. avoid: id of a node that is left out.
     """
     matches = find_fitting(needs, nodes, avoid)
     selector = dict(needs.labels) if needs.required else {}
-    if matches and avoid is not None:
+    if avoid is not None:
         selector[_NODE_ID] = f"!{avoid}"
     options: dict[str, object] = {"num_cpus": 1, "num_gpus": needs.gpus, "label_selector": selector}
     if needs.memory_mib:

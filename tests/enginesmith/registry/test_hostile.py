@@ -1,5 +1,4 @@
-"""Whoever can write to the registry can write anything: every document that is read there, and every command that reads
-it, answers with an error of this project or an answer, and touches nothing but the registry and the destination."""
+"""Hostile documents and names: every command gives an error of this project or an answer, and touches nothing else."""
 
 import json
 import os

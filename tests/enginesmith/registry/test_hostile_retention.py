@@ -1,5 +1,4 @@
-"""Documents that say what stays and what goes, made hostile: a collection deletes nothing that is needed, or stops. And
-what lies on a client's own disk: verifications, journals of downloads, OCI layouts."""
+"""Hostile documents about what stays: a collection deletes nothing that is needed, or stops. And client files."""
 
 import hashlib
 import io

@@ -19,8 +19,7 @@ TOKEN = "abc"
 
 
 class Api(ThreadingHTTPServer):
-    """All nodes, for a bearer token, as kube-apiserver gives them. allowed: whether the user may list.  raw: what is
-    answered in their place.  silent: answers nothing."""
+    """All nodes, for a bearer token. allowed: whether the user may list. raw: the answer instead. silent: no answer."""
 
     daemon_threads = True
 

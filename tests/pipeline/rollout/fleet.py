@@ -101,8 +101,7 @@ def served(store: Any, node: ServingNode) -> str:
 
 @dataclass
 class Watcher:
-    """A node that looks every 30 s, a fifth more or less. It swaps and reports by the real code of channels and
-    reports, and parses a channel only when its bytes changed, as with a conditional request."""
+    """A node that polls every 30 s, +-20 %, with the real code of channels and reports; parses changed channels."""
 
     node: ServingNode
     version: str = "1"

@@ -204,8 +204,7 @@ def rms_net() -> ModelProto:
 
 
 def test_a_kernel_that_exists_only_in_the_cut_part_is_not_blamed(tmp_path):
-    """Cut between the activation's DequantizeLinear and the product, ONNX Runtime takes a product with 8-bit weights
-    that rounds the activation once more: 47 dB, where the whole engine is exact."""
+    """Cut before the product, ONNX Runtime rounds the 8-bit product's activation again: 47 dB; whole, it is exact."""
     samples = {"x": np.random.default_rng(1).normal(size=(48, 16)).astype(np.float32)}
     bench = Bench(tmp_path, rms_net(), samples, (TensorSpec("x", "float32", ("batch", 16)),))
     model = bench.canonical()

@@ -117,6 +117,15 @@ def test_waiting_jobs_fail_and_the_next_job_waits_for_the_cluster(ray):
         assert result == [3] and ray.connected == 2
 
 
+def test_a_crashed_job_may_run_again_on_the_only_node(ray, monkeypatch):
+    avoided_nodes = []
+    monkeypatch.setattr(executor, "RayTask", lambda *values: avoided_nodes.append(values[2]) or Task(*values))
+    ray.answers.set()
+    with RayExecutor("ray://head:10001") as ray_executor:
+        assert ray_executor._attempt(JOB, print, ray_executor._connect("unit", print), [NODE.id], True) == 3
+    assert avoided_nodes == [None]
+
+
 def test_the_first_connection_waits_for_a_head_that_does_not_answer(ray):
     """Right after an installation a build starts before the head does."""
     ray.away.set()

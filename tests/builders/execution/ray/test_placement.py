@@ -63,9 +63,8 @@ def test_unknown_memory_is_not_requested():
     assert "memory" not in ray_options(Needs(), FLEET)
 
 
-def test_a_node_is_avoided_only_while_another_is_suitable():
+def test_a_node_is_avoided_with_its_label():
     assert ray_options(Needs(), FLEET, avoid="cpu")["label_selector"] == {"ray.io/node-id": "!cpu"}
-    assert ray_options(Needs(ADA, required=True), FLEET, avoid="ada")["label_selector"] == ADA
     # 'ada' is to be avoided, so its label is no longer preferred
     avoiding = ray_options(Needs(ADA), FLEET, avoid="ada")
     assert avoiding["label_selector"] == {"ray.io/node-id": "!ada"} and "fallback_strategy" not in avoiding
