@@ -96,7 +96,7 @@ class _Recalling(InProcess):
 
 
 def on_record(run: Run) -> OnRecord:
-    """The export and the graphs of a run as far as they are on record. Its context is of `open_records`."""
+    """The export and the graphs of a run for which records exist. The run's context is from `open_records`."""
     try:
         export = recorded_export(run)
     except NotOnRecord as step:

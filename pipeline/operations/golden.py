@@ -222,9 +222,9 @@ SHORTEST = 8
 
 @dataclass(frozen=True)
 class MadeGolden:
-    """A spec's golden set. digest, before: of it and of the one before it.  change: how they differ, in words.
+    """A spec's golden set. digest, before: digests of this set and of the previous one.  change: their difference.
 
-    frozen: the digest that the spec demands, None for any.
+    frozen: the digest that the spec requires, None for any.
     """
 
     model: str

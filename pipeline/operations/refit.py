@@ -170,14 +170,14 @@ def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work)
 
 # Refitting with the weights of another version: a new version like that one, with the refitted engines of the first.
 #
-# Everything that was measured of the other version stays, and the refitted engines are added or replace its own. What
-# an engine's graph lost against the framework was measured when the other version was built. What the engine loses
-# against its graph is measured now where its hardware is; else it is published as unproven.
+# The other version's measurements stay; the refitted engines are added to its own, or replace them. The drift of each
+# graph from the framework was measured when that version was built. The drift of an engine from its graph is measured
+# now if this machine has the engine's hardware; otherwise the engine is published as unproven.
 
 
 @dataclass(frozen=True)
 class WantedRefit:
-    """An engine to make: the request of the first version's, with the graph of `donor`, an entry of the other."""
+    """An engine to make: the build request of the first version, with the graph of `donor` from the other version."""
 
     request: BuildRequest
     donor: EngineEntry

@@ -155,7 +155,7 @@ class RunTimes:
 
 
 def pad_samples(batch: Dim | None, count: int) -> int:
-    """The number of samples that a run of `count` has: of a dim with buckets the next edge, else the next multiple."""
+    """Round `count` samples up to the size that an engine runs: the next edge of `batch`, or the next multiple."""
     if batch is None:
         return 1
     edges = batch.edges or [-(-max(count, batch.min) // batch.multiple) * batch.multiple]
@@ -165,8 +165,8 @@ def pad_samples(batch: Dim | None, count: int) -> int:
 def sizes_to_time(
     grid: RequestGrid, bucket_dims: Sequence[str], batch: Dim | None, max_samples: int, tops: Mapping[str, int]
 ) -> list[dict[str, int]]:
-    """Sizes at which an engine is timed: candidates of chosen dims at about equal ratios, up to the tops, every bucket
-    of the others, and powers of two for the samples, up to `max_samples` in a run."""
+    """The sizes at which to time an engine: sizes of `bucket_dims` at about equal ratios up to `tops`, every bucket of
+    other dims, and powers of two up to `max_samples` for the batch."""
     max_count = _ALONE if len(bucket_dims) == 1 else _EACH
     axes: dict[str, list[int]] = {}
     if batch:

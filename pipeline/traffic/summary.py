@@ -62,11 +62,10 @@ class HourOfTraffic:
 
 @dataclass(frozen=True)
 class Burstiness:
-    """How requests come in bursts. peak_per_second: the most requests within a second.  dispersion: variance over mean
-    of the requests in each second, 1 for a Poisson process (Fano, Physical Review 72, 1947).  longest_gap_s: between
-    two requests.
+    """Bursts in traffic. peak_per_second: maximum requests in a second.  dispersion: variance over mean of the requests
+    per second; 1 for a Poisson process (Fano, Physical Review 72, 1947).  longest_gap_s: between two requests.
 
-    All of what was recorded; a sample of the traffic has smaller peaks, and a dispersion nearer to 1.
+    The values describe the recorded requests; a sample of traffic has smaller peaks, and a dispersion nearer to 1.
     """
 
     peak_per_second: int

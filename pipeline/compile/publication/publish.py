@@ -132,7 +132,7 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
     sources = {"onnx": export.model.digest, "golden": export.golden, **labels}
     sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != export.model.digest}
     document = resolved_spec(spec)
-    # How long engines are timed changes nothing about what they are.
+    # Settings of latency measurements do not change engines.
     spec_document = document | {"validation": {k: v for k, v in document["validation"].items() if k != "latency"}}
     # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
     scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}

@@ -297,9 +297,9 @@ def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], 
 
 
 def unserved_runs() -> AutomationCore:
-    """The automation that has the server start a `compile-model` run again `AGAIN` after Crashed or Unreachable.
+    """The automation that starts a `compile-model` run again, `AGAIN` after its state became Crashed or Unreachable.
 
-    The event of a registered spec starts one run. Without this, nothing would build the spec before the night.
+    Registering a spec starts only one run. Without this automation, the spec would wait for the nightly build.
     """
     description = f"The same run again after {AGAIN.total_seconds():g} s, {TRIES} times at most."
     action = ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")

@@ -194,10 +194,10 @@ class Body(Protocol):
 
 
 class BucketApi(Protocol):
-    """The requests. Keys are those of the registry; the place's prefix is put before them.
+    """Requests to one bucket. `key`: relative to the registry; implementations add the prefix of `place`.
 
-    Each raises Declined and Failed, and may be used by many threads and after a fork. Implementations are frozen and
-    compare by their place.
+    Every request raises Declined or Failed, and can be used by several threads and after a fork. Implementations are
+    frozen; two are equal if their places are.
     """
 
     def __hash__(self) -> int: ...
