@@ -199,7 +199,7 @@ class WholeUnit:
     reason: str
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints of it."""
+        """The unit's part of `enginesmith plan --json`."""
         return {**vars(self), "backend": ENSEMBLE}
 
 
@@ -212,13 +212,13 @@ class EnsembleForecast:
     units: tuple[WholeUnit, ...]
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints."""
+        """The output of `enginesmith plan --json`."""
         graphs = {name: graph_forecast.to_json() for name, graph_forecast in self.graphs.items()}
         return {"model": self.model, "graphs": graphs, "units": [unit.to_json() for unit in self.units]}
 
     @property
     def counts(self) -> Counter[str]:
-        """How many units of the ensemble and of its graphs there are by action."""
+        """The number of units of the ensemble and its graphs per action."""
         return sum((forecast.counts for forecast in self.graphs.values()), Counter(unit.action for unit in self.units))
 
 

@@ -60,7 +60,7 @@ class EnsembleUnit:
 
     @property
     def status(self) -> tuple[Status, str]:
-        """The status of the worst of its engines, with the reason; 'refused' where a graph has no engine."""
+        """The worst status of the unit's engines, with the reason; 'refused' if a graph has no engine."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
         graph, worst_engine = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from validation.metrics.drift import Drift
     from validation.perturbation.graph import Perturbed
 
-# Sessions in the place of graphs, by name, each with the numbers of rows that it takes at once.
+# Sessions that replace graphs, by graph name, each with the numbers of rows that it accepts in a call.
 Parts = Mapping[str, tuple[Session, range | None]]
 # The case of an engine alone among the graphs that the others were built from, after its graph's name.
 AMONG_SOURCES = " alone among sources"
@@ -165,8 +165,8 @@ class Stages:
     def _engine_limits(
         self, graphs: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the engines against those graphs: those of fp32, which sound engines mostly meet in any
-        precision and faulty ones do not; if they are missed, the limits of honest rounding of the chain."""
+        """The limits of the engines against those graphs: the spec's, else those of fp32, which valid engines mostly
+        meet in any precision and faulty ones do not; if missed, the limits of honest rounding of the chain."""
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})

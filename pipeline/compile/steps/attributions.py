@@ -256,18 +256,18 @@ class AttributeEngine:
 
 
 class Clock:
-    """The time of one attribution, from now on. seconds: when its process is killed, which leaves no result."""
+    """The time of one attribution, from now on. seconds: until its process is killed, without a result."""
 
     def __init__(self, seconds: float) -> None:
         self._begun, self._seconds = time.monotonic(), seconds
 
     def left(self, share: float) -> float:
-        """Seconds until this share of the time is over; none or less once it is."""
+        """Seconds until this share of the time is over; zero or negative afterwards."""
         return self._begun + share * self._seconds - time.monotonic()
 
 
 def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
-    """The golden set with what the reference itself answers, computed once for all trials."""
+    """The golden set with the reference's own answers, computed once for all trials."""
     from validation.comparison.sessions import run
     from validation.golden.golden_set import GoldenSet
 
