@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pipeline.spec.ensembles.model import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
 
-# The case of the checks of a whole of which one engine stands among graphs in fp32, after the graph's name.
+# Suffix, after the graph's name, of the case of checks of one engine among graphs in fp32.
 ALONE = " alone"
-# That of what functions make of the engines' own answers.
+# The case of checks of functions that run on the engines' own answers.
 FREE = "free running"
-# Fills up labels of samples with fewer rows.
+# Pads the labels of samples with fewer rows.
 _FILLER = -1
 _NOTE = "functions on the engines' own answers; whether these are right only a task metric can tell"
 
@@ -200,7 +200,7 @@ class ProveEnsemble:
 
 
 def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[TensorSpec]) -> Iterator[Check]:
-    """The share of samples for which functions return as many rows as in fp32: measured, not judged."""
+    """The share of cases for which functions return as many rows as in fp32: measured, not judged."""
     input_names = [spec.name for spec in chain.inputs]
     case_inputs = [case.inputs for case in golden.cases]
     answers = [chain.run({name: inputs[name] for name in input_names}) for inputs in case_inputs]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # Sessions that replace graphs, by graph name, each with the numbers of rows that it accepts in a call.
 Parts = Mapping[str, tuple[Session, range | None]]
-# The case of an engine alone among the graphs that the others were built from, after its graph's name.
+# Suffix, after the graph's name, of the case of one engine among the graphs that the other engines were built from.
 AMONG_SOURCES = " alone among sources"
-# The case of what the engines are against graphs in fp32, which the stages before have judged.
+# The case of engines compared with graphs in fp32, without limits: the stages have been judged already.
 END_TO_END = "end to end"
 FIRST = "the limit of fp32: what honest rounding adds was not measured"
 _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
