@@ -61,7 +61,7 @@ class StepRunner(Protocol):
 
 
 class InProcess:
-    """Runs the steps here and now; `map` runs side by side in threads."""
+    """Runs the steps in this process; `map` runs them in parallel threads."""
 
     def call(self, step: Callable[P, Value], *arguments: P.args, **kwargs: P.kwargs) -> Value:
         """Call the function."""

@@ -130,9 +130,9 @@ class Module:
 
 @dataclass
 class _Draft:
-    """A definition as its statements are read. tree: its syntax, flat.  reads: names, and attributes of names.
+    """A definition while its statements are read. tree: its syntax, flattened.  reads: names, and attributes of names.
 
-    bound: what its own import statements bind.
+    bound: targets of its own import statements, by local name.
     """
 
     tree: list[str] = field(default_factory=list)

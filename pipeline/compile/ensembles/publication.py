@@ -149,7 +149,7 @@ GOLDEN = "golden data"
 
 @dataclass(frozen=True)
 class BuiltEnsemble:
-    """An ensemble of which every graph is published. versions: of the graphs."""
+    """An ensemble whose graphs are all published. versions: manifests of the graphs."""
 
     loaded: LoadedEnsemble
     versions: Mapping[str, Manifest]
@@ -163,7 +163,7 @@ class BuiltEnsemble:
         return request_proof(self.loaded.spec, unit.precision, engines, self.golden, self.chain, self.outputs)
 
     def pins(self) -> tuple[PinnedGraph, ...]:
-        """The versions of its graphs, as a manifest names them."""
+        """The versions of the ensemble's graphs, for its manifest."""
         wiring = self.loaded.wiring()
         graph_versions = self.versions.items()
         return tuple(

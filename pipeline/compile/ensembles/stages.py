@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Parts = Mapping[str, tuple[Session, range | None]]
 # Suffix, after the graph's name, of the case of one engine among the graphs that the other engines were built from.
 AMONG_SOURCES = " alone among sources"
-# The case of engines compared with graphs in fp32, without limits: the stages have been judged already.
+# The case of engines compared with graphs in fp32, without limits: each stage is judged by itself.
 END_TO_END = "end to end"
 FIRST = "the limit of fp32: what honest rounding adds was not measured"
 _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
@@ -85,8 +85,8 @@ class Stages:
 
     def checks(self, golden: "GoldenSet", engines: Parts, alone: bool) -> Proof:
         """The checks of the graphs that the engines were built from, and of the engines; how the engines' errors
-        spread, and the drift of both along sequences. golden: with what the exported graphs give.  alone: whether
-        engines may be run on other inputs than the whole gives them."""
+        spread, and the drift of both along sequences. golden: with the exported graphs' outputs.  alone: whether
+        engines may also be run one at a time, on inputs other than the ensemble's."""
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
@@ -110,8 +110,8 @@ class Stages:
         return any(source.changed for source in self.sources.values())
 
     def _each_alone(self, graphs: Session, golden: "GoldenSet", engines: Parts) -> Iterator[Check]:
-        """What each engine alone adds to the graphs that the engines were built from, without limits: among the graphs
-        in fp32 what quantization adds hides it."""
+        """The drift that each engine alone adds among the graphs that the engines were built from, without limits.
+        Among the graphs in fp32, the drift of quantization would hide it."""
         from validation.comparison.sessions import drift_checks
         from validation.limits.budget import default_budget
 

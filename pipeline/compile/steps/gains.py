@@ -28,7 +28,7 @@ LEAST_SPEEDUP, MOST_BYTES = 1.02, 0.9
 class RaceGraphs:
     """Time engines of two graphs in turns, at the sizes that the model is tuned for. request: of the quantized one.
 
-    float_model, golden: digests of the other graph, and of the set that the inputs are from.
+    float_model, golden: digests of the float graph, and of the golden set that provides the inputs.
     """
 
     request: BuildRequest

@@ -380,8 +380,8 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
     """The proof of an engine: it is run against the graph it was built from; if it cannot be opened or run, a proof
     with the one failed check `CRASHED`.
 
-    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, which say nothing
-    about the engine, and StepError when cancelled.
+    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, whose cause is not
+    the engine, and StepError when cancelled.
     """
     request = check.engine.request
     key = {
