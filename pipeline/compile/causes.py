@@ -1,5 +1,5 @@
-"""Why an engine is built and a proof made: what changed since the last build of the unit, by names that the spec's
-owner knows; and what the newest engine of each unit was built from, on record by model."""
+"""The reasons for builds and proofs: the changes since a unit's last build, under names that the spec's owner knows;
+and the recorded sources of each unit's newest engine, by model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

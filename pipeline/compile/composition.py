@@ -61,7 +61,7 @@ class StepRunner(Protocol):
 
 
 class InProcess:
-    """Runs the steps here and now; `map` runs side by side in threads."""
+    """Runs the steps in this process; `map` runs them in parallel threads."""
 
     def call(self, step: Callable[P, Value], *arguments: P.args, **kwargs: P.kwargs) -> Value:
         """Call the function."""
@@ -81,8 +81,8 @@ IN_PROCESS = InProcess()
 
 @dataclass(frozen=True)
 class Quantized:
-    """Graphs of a model that are ready together. ranges: what calibration observed, or its failure; None without
-    calibration."""
+    """Graphs of a model that are ready together. ranges: the observed statistics, or the failure of calibration; None
+    without calibration."""
 
     exported: Exported
     graphs: tuple[Graph, ...]
@@ -129,9 +129,9 @@ class Run(Work):
         yield self._write(other_variants, export_result, ranges, choices)
 
     def plan(self, graphs: Iterable[Quantized]) -> Iterator[Prepared]:
-        """The units of each batch of graphs, each unit once; those whose int8 graph missed its limits come last, with
-        the graph that a search puts in its place. Where the spec requires a unit that is not the exported model itself,
-        no batch comes before that one: it may turn out to be refused, and then nothing is to be built."""
+        """The units of each batch of graphs, each unit once; units whose int8 graph missed its limits come last,
+        with the graph that a search found instead. If the spec requires a unit other than fp32, all graphs form one
+        batch: the required unit may be refused, and then nothing may be built."""
         unit_names = set[str]()
         other_units = [unit.unit for unit in candidates(self.spec, self.selection) if unit.precision != "fp32"]
         if any(matches_unit(pattern, unit) for pattern in self.spec.build.required for unit in other_units):
@@ -145,8 +145,8 @@ class Run(Work):
                 yield replace(ready_batch, plan=replace(ready_batch.plan, units=units))
 
     def build_and_prove(self, plan: Iterable[Prepared]) -> Judged:
-        """Every unit built and judged, in the order of the spec. When a step raises, what is under way is finished and
-        on record before that is raised. Raises EnginesmithError where a unit that must be is refused."""
+        """Every unit built and judged, in the order of the spec. When a step raises, units under way are finished and
+        recorded before the error is raised. Raises EnginesmithError if a required unit is refused."""
         batches, futures = list[Prepared](), list[Future[list[JudgedUnit]]]()
         with ThreadPoolExecutor(MOST_THREADS) as pool:
             for batch in plan:
@@ -154,7 +154,7 @@ class Run(Work):
                 if batch.plan.units:
                     self.context.progress.emit(Planned(batch.plan))
                     check_required(batch.plan)
-                # In this context: what a runner knows of its run is kept in variables of it.
+                # In a copy of this context, because runners keep their run's state in context variables.
                 futures.append(pool.submit(copy_context().run, self._judge, batch))
         judged_units = {unit.built.unit.name: unit for future in futures for unit in future.result()}
         units = {unit.name: unit for batch in batches for unit in batch.plan.units}
@@ -167,8 +167,8 @@ class Run(Work):
         return self.plan(self.quantize(self.export()))
 
     def time(self, judgement: Judged) -> Judged:
-        """The units with latency reports, if the spec asks for them. One by one: two engines at once would time each
-        other."""
+        """The units with latency reports, if the spec asks for them. One by one: engines that run at the same time slow
+        each other down."""
         units = tuple(self.runner.call(measure, unit, judgement.exported, self) for unit in judgement.units)
         return replace(judgement, units=units)
 
@@ -177,11 +177,11 @@ class Run(Work):
         return draft_version(judgement, self)
 
     def publish(self, judgement: Judged) -> Outcome:
-        """The version with the engines that passed; then the attributions of those that failed."""
+        """Publish the engines that passed; then add the attributions of the engines that failed."""
         judgement = self.time(judgement)
         draft = self.draft(judgement)
         outcome = self.runner.call(publish_version, draft, self.context)
-        # Proven units are published by now: they do not wait for failed ones.
+        # Proven units are already published: they do not wait for the attribution of failed ones.
         suspects = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
         if suspects:
             reference_digest, golden = judgement.exported.model.digest, judgement.exported.golden

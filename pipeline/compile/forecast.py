@@ -1,8 +1,7 @@
 """The forecast of a build with reasons, in the spec's names: the output of `enginesmith plan`.
 
-It is answered from the records as far as they go, without running a job or writing anything. What they lack is either
-made first (`prepare`), so that every build key is complete, or left open: a unit whose graph is not on record is
-'unknown'.
+It is read from the records; no job runs and nothing is written. Missing results are either computed first (`prepare`),
+which completes every build key, or left open: a unit whose graph is not on record is 'unknown'.
 """
 
 from collections import Counter
@@ -37,10 +36,10 @@ from pipeline.values import Exported, Graph, Json, Observed, StepFailure, Unit
 
 @dataclass(frozen=True)
 class OnRecord:
-    """The export, whose golden set is '' where that is not on record, and the graphs that are known.
+    """The export and the graphs of a run that are on record. exported: None without a recorded export; its golden set
+    is '' if only that is not recorded.
 
-    missing: the steps that are not on record, as far as that shows before they run.  missed: graphs, not among these,
-    that a search will replace.  exported: None where the export is not on record.
+    missing: the steps known to be not on record.  missed: graphs, not among `graphs`, that a search will replace.
     """
 
     exported: Exported | None = None
@@ -50,7 +49,7 @@ class OnRecord:
 
 
 class _RecordReader(RunContext):
-    """Runs nothing and writes nothing."""
+    """A run context that runs and writes nothing."""
 
     foresees = True
 
@@ -64,8 +63,8 @@ def open_records(store: Store) -> RunContext:
 
 
 class _Recalling(InProcess):
-    """Leaves out graphs that are not recorded, and takes a graph without its checks if those are not recorded (they may
-    have failed).  missing: the steps that are not recorded."""
+    """A runner that leaves out graphs that are not recorded. If only a graph's checks are not recorded, it returns the
+    graph without them (they may have failed).  missing: the steps that are not recorded."""
 
     def __init__(self) -> None:
         self.missing: list[str] = []
@@ -73,7 +72,7 @@ class _Recalling(InProcess):
     def map(
         self, step: Callable[Concatenate[Item, P], Value], items: Iterable[Item], *arguments: P.args, **kwargs: P.kwargs
     ) -> list[Value]:
-        """The values that are on record. Raises NotOnRecord for other steps than that of a graph."""
+        """The values that are on record. Only `quantize` may lack some; other steps then raise NotOnRecord."""
         if step.__name__ != quantize.__name__:
             return super().map(step, items, *arguments, **kwargs)
         value_lists = [self._recall(step, item, *arguments, **kwargs) for item in items]
@@ -84,7 +83,7 @@ class _Recalling(InProcess):
     ) -> list[Value]:
         with suppress(NotOnRecord):
             return [step(item, *arguments, **kwargs)]
-        with suppress(NotOnRecord):  # where a cast was written twice, its checks decide which one counts
+        with suppress(NotOnRecord):  # if a cast was written twice, its checks decide which one is used
             if (wide_graph := write_graph(item, *arguments, **kwargs, wide_ends=True)).recipe:  # type: ignore[arg-type, misc]
                 self.missing.append(f"check {wide_graph.variant.name}")
                 return []
@@ -96,7 +95,7 @@ class _Recalling(InProcess):
 
 
 def on_record(run: Run) -> OnRecord:
-    """The export and the graphs of a run for which records exist. The run's context is from `open_records`."""
+    """The recorded export and graphs of a run, whose context must come from `open_records`."""
     try:
         export = recorded_export(run)
     except NotOnRecord as step:
@@ -119,8 +118,8 @@ def on_record(run: Run) -> OnRecord:
 
 
 def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | None, run: Run) -> OnRecord:
-    """The units with searched graphs in place of graphs that missed their limits; without them if no search is on
-    record."""
+    """The records with searched graphs in place of graphs that missed their limits. Graphs whose search is not on
+    record move to `missed`."""
     if not any(graph.proof.failed for graph in records.graphs):
         return records
     searched_graphs, searches = list[Graph](), list[MissedGraphs]()
@@ -142,10 +141,10 @@ _PROVING = ("golden", "proof")
 
 @dataclass(frozen=True)
 class UnitForecast:
-    """A unit of the plan. action: as of a `Unit`, or 'unknown'.  unit: None where the graph is not known.
+    """A unit of the plan. action: that of a `Unit`, or 'unknown'.  unit: None if its graph is not known.
 
-    proven_again: whether its engine exists, and a build would prove it again.  required: whether `build.required` of
-    the spec names it.
+    proven_again: whether its engine exists and a build would prove this engine again.  required: whether
+    `build.required` of the spec names the unit.
     """
 
     candidate: PlanCandidate
@@ -161,7 +160,7 @@ class UnitForecast:
         return "" if (self.action, self.candidate.built_at) == ("refused", HERE) else self.candidate.built_at
 
     def to_json(self) -> Json:
-        """Its part of `enginesmith plan --json`; without a graph, it has no build key and no request."""
+        """The unit's part of `enginesmith plan --json`; without a graph, build key and request are null."""
         request = self.unit.request if self.unit else None
         return {
             "target": self.candidate.target.name,
@@ -175,7 +174,7 @@ class UnitForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Forecast of a model's build. changes: of its sources since the last build of its units, even if none is built.
+    """Forecast of a model's build. changes: of its sources since its units' last build, even if no unit is built.
 
     missing: the steps that are not on record.
     """
@@ -186,18 +185,18 @@ class Forecast:
     missing: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints."""
+        """The output of `enginesmith plan --json`."""
         units = [unit.to_json() for unit in self.units]
         return {"model": self.model, "missing": list(self.missing), "changes": list(self.changes), "units": units}
 
     @property
     def counts(self) -> Counter[str]:
-        """How many units there are by action."""
+        """The number of units per action."""
         return Counter(unit.action for unit in self.units)
 
 
 def foresee(records: OnRecord, run: Run) -> Forecast:
-    """Every unit of a run with its action and the cause of it, by name. Its context is of `open_records`."""
+    """Every unit of a run with its action and the named cause. The run's context must come from `open_records`."""
     causes, planned_units = Causes(run), dict[str, Unit]()
     if records.exported is not None:
         plan = plan_builds(records.exported, records.graphs, run)

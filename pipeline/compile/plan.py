@@ -284,14 +284,14 @@ def _request(spec: ModelSpec, candidate: PlanCandidate, graph: Graph) -> BuildRe
 
 
 def _buckets_for(backend: Backend, dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The dims as a backend wants them: one bucket each where its options ask for one profile over all of them."""
+    """The dims for a backend; without bucket edges if the backend's options ask for one wide profile."""
     has_wide_profile = backend.capabilities.options.wide_profile in backends.options_of(backend)
     return tuple(replace(dim, edges=()) for dim in dims) if has_wide_profile else dims
 
 
 @lru_cache(maxsize=64)
 def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[ShapeProfile, ...]:
-    # One more than allowed is enough to refuse by: a few dims with many buckets combine to millions.
+    # One more than allowed is enough for a refusal: a few dims with many buckets combine to millions.
     return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))
 
 
@@ -308,14 +308,14 @@ class MissedGraphs:
 
     @property
     def why(self) -> str:
-        """'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
+        """As 'plain ranges missed quantization sqnr_db of logits at golden: 12.1, limit 15 (and 2 more)'."""
         first_check, *other_checks = self.graphs[0].proof.failed
         more_text = f" (and {len(other_checks)} more)" if other_checks else ""
         return f"plain ranges missed {describe(replace(first_check, note=''))}{more_text}"
 
 
 def search_follows(spec: ModelSpec) -> bool:
-    """Whether int8 is searched where plain ranges miss the limits."""
+    """Whether a search for int8 nodes follows when plain ranges miss the limits."""
     quantization = spec.quantization
     return (
         "int8" in spec.precisions
@@ -326,8 +326,8 @@ def search_follows(spec: ModelSpec) -> bool:
 
 
 def find_missed(plan: BuildPlan, spec: ModelSpec, export: Exported) -> tuple[MissedGraphs, ...]:
-    """The graphs of a plan that a search may mend, by kind; none where the spec wants no search or has one already,
-    where the weights lie in shards, which a search would hold in memory, and where the exported model has failed."""
+    """The failed int8 graphs of a plan that a search may fix, by kind. None if `search_follows` is false, if the
+    exported model failed, or if its weights are in shards, which a search would load into memory."""
     if not search_follows(spec) or export.proof.failed or export.model.shards:
         return ()
     failed_graphs = {unit.graph.variant: unit.graph for unit in plan.units if unit.action == "failed"}
@@ -346,10 +346,10 @@ def find_missed(plan: BuildPlan, spec: ModelSpec, export: Exported) -> tuple[Mis
 def search_missed(
     missed_graphs: Sequence[MissedGraphs], export: Exported, ranges: Observed | None, work: Work
 ) -> tuple[Graph, ...]:
-    """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
-    the same ones. Each has notes on the reason for the search and its result.
+    """Replacements for graphs that missed their limits, from one search, with new proofs; if the search fails, the same
+    graphs. Each has a note with the result of the search.
 
-    Raises errors that are not about the search: something out of reach, a damaged blob, a cancelled step.
+    Raises errors that `stops_run` names: an unreachable service, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:
         text = f"{group.why}; a search chooses the nodes that int8 takes"

@@ -19,13 +19,13 @@ from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from pipeline.spec.model import ModelSpec, locate_mistakes
 from pipeline.spec.source import Loc
 
-# Every mistake that a spec's files show without being read through, told at once before anything heavy runs.
+# All mistakes that the headers of a spec's files show are reported together, before anything heavy runs.
 #
-# Read are headers alone: inputs and outputs of an ONNX file, names, dtypes and shapes of stored arrays, the functions
-# of a Python file. So the cost does not grow with the model or the data. The steps that read the files keep their own
-# checks, which say the same, one at a time, and what headers do not show.
+# Only headers are read: inputs and outputs of an ONNX file, names, dtypes and shapes of stored arrays, the functions
+# of a Python file. The cost does not grow with the model or the data. The steps that read the files repeat these
+# checks, and report one mistake at a time; they also check what headers do not show.
 
-# A file that `git clone` left as a pointer begins so (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
+# The first bytes of a Git LFS pointer file (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
 _LFS = b"version https://git-lfs.github.com/spec/"
 POINTER = "is a Git LFS pointer in the place of the file; run `git lfs pull`"
 _PICKLE = b"\x80"
@@ -181,7 +181,7 @@ def _wrong_samples(
             yield loc, str(error)
 
 
-# What the workers of several steps import, for the server that they are forked from (`builders.execution.fork_client`).
+# Modules that the workers of several steps import, for the server that forks them (`builders.execution.fork_client`).
 #
 # Our own modules, and libraries that start no thread of their own; ONNX Runtime, PyTorch and compilers do, and sympy,
 # which the export alone needs, would take memory in every other step.

@@ -33,12 +33,11 @@ Recalled = TypeVar("Recalled")
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the steps of a run share. executor: builds engines, on whatever machine.  local: runs everything else here:
-    what needs the spec's files, and the proofs, because a proof shows that an engine runs on this machine.
+    """What the steps of a run share. executor: builds engines, on any machine.  local: runs everything else here:
+    steps that read the spec's files, and proofs, because a proof shows that an engine runs on this machine.
 
-    started_at: when the run began here (ISO 8601, UTC), for its provenance.  copies: of the store's records, which are
-    read instead of those.  foresees: whether it is asked what a run would do, so that a step that is not on record may
-    stay unknown.
+    started_at: when the run began here (ISO 8601, UTC), for its provenance.  copies: copies of the store's records,
+    read instead of the store.  foresees: whether the run is only forecast; then unrecorded steps may stay unknown.
     """
 
     foresees: ClassVar[bool] = False
@@ -79,7 +78,7 @@ class RunContext:
     def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Put a finished step on record. Its blobs are stored already, so a kill in between loses only the record.
 
-        kind, key, value: of the step, what it read, and what it gave, as JSON.
+        kind: of the step.  key: everything that the step read, as JSON.  value: its result, as JSON.
         """
         remember(self.store, kind, digest_of(key), dict(value), blobs)
 
@@ -152,7 +151,7 @@ def import_versions(*packages: str) -> dict[str, str]:
 
 @contextmanager
 def hold_lock(context: RunContext, name: str, lock_name: str) -> Iterator[None]:
-    """`hold_build_lock`, with the wait as a step of the run: who works, since when, and how long it took."""
+    """Hold a build lock (`hold_build_lock`), and emit as events its holder while waiting, and the time waited."""
     started_s, holders = time.monotonic(), list[str]()
 
     def note(holder: str) -> None:
@@ -166,17 +165,17 @@ def hold_lock(context: RunContext, name: str, lock_name: str) -> Iterator[None]:
 
 
 def stops_run(error: EnginesmithError) -> bool:
-    """Whether an error says nothing about what a step worked on, so that the run must end: something is out of reach, a
-    blob is damaged, or the step was cancelled."""
+    """Whether an error must end the run, because its cause is not the step's input: a service is unreachable, a blob is
+    damaged, or the step was cancelled."""
     is_cancelled = isinstance(error, StepError) and error.kind == "cancelled"
     return is_cancelled or isinstance(error, UnavailableError | IntegrityError)
 
 
 def fail_step(name: str, error: EnginesmithError, context: RunContext) -> StepFailure:
-    """The failure that takes the place of a step's result, so that only what needs the result fails with it.
+    """The failure that replaces a step's result, so that only steps that need the result fail.
 
-    Raises the error itself where it says nothing about what the step worked on (`stops_run`), and for mistakes in a
-    spec's files, which are of the whole run.
+    Raises the error itself if it must end the run (`stops_run`), and for mistakes in a spec's files, which concern the
+    whole run.
     """
     if stops_run(error) or isinstance(error, SpecError):
         raise error
@@ -191,11 +190,11 @@ class NotOnRecord(Exception):  # noqa: N818 - no error: it says that there is wo
 
 
 class OnlyRecords:
-    """An executor that runs nothing, so that what a run context answers comes from the records alone."""
+    """An executor that runs nothing: a run context with it reads results from the records alone."""
 
     def run(self, job: Job[Result], watch: Watch = ignore_event) -> NoReturn:  # noqa: ARG002 - the protocol's
         """Raise NotOnRecord."""
         raise NotOnRecord(job.name)
 
     def cancel(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing: no job runs."""

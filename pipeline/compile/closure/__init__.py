@@ -1,7 +1,7 @@
 """The code that a step's worker can reach, so that a step's key changes exactly when that code does.
 
 `definitions.py` reads the source of modules without importing them, parses each into its top-level definitions, and
-follows the names from a function on, without carriers. `code.py` is what the steps call; it keeps what was computed.
+follows the names that a function reads, without carriers. The steps call `code.py`, which caches the results.
 The reasons are in docs/decisions/0011-computed-code-keys.md.
 """
 

@@ -28,15 +28,15 @@ from pipeline.compile.closure.definitions import PACKAGES, SourceFiles
 
 # A function or class, or its name: 'package.module:name'.
 Root = Callable[..., Any] | str
-# Steps are asked for in threads: what one computes the others wait for. And two threads in `ast.parse` at once make
-# CPython 3.11 fail ("AST constructor recursion depth mismatch").
+# Several threads ask for closures: one computes, the others wait. Two threads in `ast.parse` at once make CPython 3.11
+# fail ("AST constructor recursion depth mismatch").
 _LOCK = Lock()
 
 
 def find_code(*roots: Root) -> Closure:
     """Code that functions can reach. roots: a step's worker function, and functions that it looks up by name.
 
-    Raises EnginesmithError where the source cannot be had (`SourceFiles.read`).
+    Raises EnginesmithError if the source cannot be read (`SourceFiles.read`).
     """
     with _LOCK:
         return _find(tuple(sorted({root_name(root) for root in roots})))
@@ -48,7 +48,7 @@ def backend_root(backend: str) -> str:
 
 
 def root_name(root: Root) -> str:
-    """'package.module:name'."""
+    """The root's name, as 'package.module:name'."""
     return root if isinstance(root, str) else f"{root.__module__}:{root.__qualname__}"
 
 
@@ -64,7 +64,7 @@ def _sources(other_names: frozenset[str]) -> SourceFiles:
 
 
 def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
-    """`reach`, from the local cache where that holds it."""
+    """The result of `reach`, from the local cache if it is there."""
     cache = local_cache()
     if cache is None:
         return _reach(roots, sources)

@@ -130,9 +130,9 @@ class Module:
 
 @dataclass
 class _Draft:
-    """A definition as its statements are read. tree: its syntax, flat.  reads: names, and attributes of names.
+    """A definition while its statements are read. tree: its syntax, flattened.  reads: names, and attributes of names.
 
-    bound: what its own import statements bind.
+    bound: targets of its own import statements, by local name.
     """
 
     tree: list[str] = field(default_factory=list)
@@ -286,16 +286,16 @@ def _is_typing_only(node: Any) -> bool:
     return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
 
 
-# The definitions that a function can reach: by the names that it reads, by what those read, and so on.
+# The definitions that a function can reach: those whose names it reads, those that these read, and so on.
 #
-# More is reached than what runs, never less. A class counts whole, whichever method is called. A module that is passed
-# as a value counts whole. A text that names a module or a function of ours counts as a reference to it. What runs when
-# a module is imported counts for every module that is imported on the way. What is not seen: code that is found by a
-# name that is put together when the program runs; `code.py` says what stands for it.
+# The result includes more code than runs, never less. A class counts whole, whichever method is called. A module that
+# is passed as a value counts whole. A text that names one of our modules or functions counts as a reference to it. For
+# each imported module, the code that runs on import counts. Code whose name is composed at run time is not found;
+# callers of `find_code` name such code among the roots.
 
-# What a step's worker calls and its key leaves out, because it decides nothing of what the step gives: room or module,
-# and why. tests/pipeline/compile/closure/test_carriers.py holds each of them to that. Progress, displays, pages and
-# commands need not be named: no worker's function reaches them.
+# Code that workers call and that keys leave out, because it does not affect a step's result: package or module, and
+# the reason. tests/pipeline/compile/closure/test_carriers.py checks each. Progress, displays, pages and commands need
+# no entry: no worker's function reaches them.
 CARRIERS = {
     "enginesmith.registry": "carries bytes: a blob is read by the SHA-256 of its content, which the request names"
 }

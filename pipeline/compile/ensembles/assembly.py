@@ -96,7 +96,7 @@ def _wrong_outputs(
 
 
 def _wrong_dims(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
-    """Dims of axis 0 that several graphs have, and that no size suits all of them."""
+    """Mistakes for dims of axis 0 that several graphs share, but for which no size suits all of these graphs."""
     for dim in _shared_dims(ensemble).values():
         if dim.min > dim.max:
             name = next(
@@ -111,7 +111,7 @@ def _wrong_dims(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:
 
 
 def _mismatch(output: Tensor, taken_spec: TensorSpec) -> str | None:
-    """'float32 [batch, 4], and the input is float32 [batch, 8]' where one cannot be the other; else None."""
+    """The difference, as 'float32 [batch, 4], and the input is float32 [batch, 8]; ...'; None if they can match."""
     shape = output.shape
     if output.dtype == taken_spec.dtype and (shape is None or can_be_equal(shape, taken_spec.shape)):
         return None
@@ -122,7 +122,7 @@ def _mismatch(output: Tensor, taken_spec: TensorSpec) -> str | None:
 def read_data(
     ensemble: LoadedEnsemble, section: EnsembleData, file: tuple[Path, str], labels: str | None = None
 ) -> WholeData:
-    """The data that a section of the spec names. file: where it lies, and its digest."""
+    """The data that a section of the spec names. file: its path and its digest."""
     inputs, dims = whole_inputs(ensemble)
     states, names = list[State](), [spec.name for spec in inputs]
     for graph, sources in ensemble.wiring().items():
@@ -172,9 +172,9 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
     return dims
 
 
-# The ensemble's action is the first of these that one of its graphs has.
+# The ensemble's action is the first action of this list that one of its graphs has.
 _DECIDING = ("refused", "failed", "unknown", "build")
-# Of the units of a graph, that counts which comes soonest to an engine.
+# If a graph has several units, the unit whose action is first in this list counts.
 _SOONEST = ("cached", "build", "unknown", "failed", "refused")
 
 
@@ -199,7 +199,7 @@ class WholeUnit:
     reason: str
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints of it."""
+        """The unit's part of `enginesmith plan --json`."""
         return {**vars(self), "backend": ENSEMBLE}
 
 
@@ -212,13 +212,13 @@ class EnsembleForecast:
     units: tuple[WholeUnit, ...]
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints."""
+        """The output of `enginesmith plan --json`."""
         graphs = {name: graph_forecast.to_json() for name, graph_forecast in self.graphs.items()}
         return {"model": self.model, "graphs": graphs, "units": [unit.to_json() for unit in self.units]}
 
     @property
     def counts(self) -> Counter[str]:
-        """How many units of the ensemble and of its graphs there are by action."""
+        """The number of units of the ensemble and its graphs per action."""
         return sum((forecast.counts for forecast in self.graphs.values()), Counter(unit.action for unit in self.units))
 
 
@@ -298,7 +298,7 @@ class Assembly:
         golden: WholeData,
         records: RunContext,
     ) -> tuple[str, str]:
-        """The action and the reason of a `WholeUnit`: 'cached' where all engines are there and the proof is on
+        """The action and the reason of a `WholeUnit`: 'cached' if all engines exist and the ensemble's proof is on
         record."""
         units = dict[str, UnitForecast]()
         for name, spec in self.loaded.graphs.items():
@@ -328,7 +328,7 @@ class Assembly:
         return "cached", "engines and proof are in the registry"
 
     def _graphs(self) -> Iterator[tuple[str, ModelSpec]]:
-        """The graphs in order; functions before each are in the chain by then."""
+        """The graphs in order. Before a graph is returned, the functions ahead of it are added to the chain."""
         functions = self.loaded.functions()
         for name in self.loaded.wiring():
             if name in functions:
@@ -345,7 +345,7 @@ class Assembly:
         """The ensemble's data, after the checks that need only its files."""
         check_connections(self.loaded)
         for spec in self.loaded.graphs.values():
-            check_files(spec)  # all of them before the first is built
+            check_files(spec)  # all specs, before the first graph is built
         ensemble_spec = self.loaded.spec
 
         def of(section: EnsembleData, labels: str | None = None) -> WholeData:

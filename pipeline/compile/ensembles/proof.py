@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pipeline.spec.ensembles.model import EnsembleSpec
     from validation.golden.golden_set import GoldenSet
 
-# The case of the checks of a whole of which one engine stands among graphs in fp32, after the graph's name.
+# Suffix, after the graph's name, of the case of checks of one engine among graphs in fp32.
 ALONE = " alone"
-# That of what functions make of the engines' own answers.
+# The case of checks of functions that run on the engines' own answers.
 FREE = "free running"
-# Fills up labels of samples with fewer rows.
+# Pads the labels of samples with fewer rows.
 _FILLER = -1
 _NOTE = "functions on the engines' own answers; whether these are right only a task metric can tell"
 
@@ -200,7 +200,7 @@ class ProveEnsemble:
 
 
 def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[TensorSpec]) -> Iterator[Check]:
-    """The share of samples for which functions return as many rows as in fp32: measured, not judged."""
+    """The share of cases for which functions return as many rows as in fp32: measured, not judged."""
     input_names = [spec.name for spec in chain.inputs]
     case_inputs = [case.inputs for case in golden.cases]
     answers = [chain.run({name: inputs[name] for name in input_names}) for inputs in case_inputs]
@@ -213,8 +213,8 @@ def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[Ten
 
 
 def blame(checks: Sequence[Check]) -> list[str]:
-    """The value of a failed check of the ensemble with each engine alone: 'with one engine among graphs in fp32:
-    encoder alone 31.2, decoder alone 12.3'; nothing where none failed, or none was measured."""
+    """The first failed check's value for each engine alone: 'with one engine among graphs in fp32: encoder alone 31.2,
+    decoder alone 12.3'; SQNR if the check has no such value; [] if no check failed, or nothing was measured."""
     failed_check = next((check for check in checks if not check.passed), None)
     if failed_check is None:
         return []
@@ -222,7 +222,7 @@ def blame(checks: Sequence[Check]) -> list[str]:
     part_checks = [
         check for check in checks if check.output == failed_check.output and check.case.endswith((ALONE, AMONG_SOURCES))
     ]
-    # The other as of decisions.
+    # Other checks, as those of decisions, have no value for an engine alone.
     metric_name = failed_check.name if failed_check.name in {check.name for check in part_checks} else "sqnr_db"
     metric_checks = [check for check in part_checks if check.name == metric_name]
     for case, graphs in comparisons[:: -1 if failed_check.stage == "engine" else 1]:
@@ -242,7 +242,7 @@ def request_proof(
     chain: tuple[ChainedGraph, ...],
     outputs: tuple[TensorSpec, ...],
 ) -> ProveEnsemble:
-    """The request that proves engines in the place of a chain's graphs, with the limits and task metrics of the
+    """The request that proves the engines of a chain's graphs, with the limits and task metrics of the
     ensemble's spec."""
     limits, has_labels = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
@@ -253,8 +253,8 @@ def request_proof(
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:
     """The proof of an ensemble's engine; if it cannot be opened or run, a proof with the one failed check `CRASHED`.
 
-    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, which say nothing
-    about the engines, and StepError when cancelled.
+    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, whose cause
+    is not the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]
     key = {

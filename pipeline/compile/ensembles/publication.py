@@ -60,7 +60,7 @@ class EnsembleUnit:
 
     @property
     def status(self) -> tuple[Status, str]:
-        """The status of the worst of its engines, with the reason; 'refused' where a graph has no engine."""
+        """The worst status of the unit's engines, with the reason; 'refused' if a graph has no engine."""
         for graph, reason in self.lacking.items():
             return "refused", f"graph {graph!r} has no engine: {reason}"
         graph, worst_engine = max(self.engines.items(), key=lambda pair: STATUSES.index(pair[1].status))
@@ -149,7 +149,7 @@ GOLDEN = "golden data"
 
 @dataclass(frozen=True)
 class BuiltEnsemble:
-    """An ensemble of which every graph is published. versions: of the graphs."""
+    """An ensemble whose graphs are all published. versions: manifests of the graphs."""
 
     loaded: LoadedEnsemble
     versions: Mapping[str, Manifest]
@@ -163,7 +163,7 @@ class BuiltEnsemble:
         return request_proof(self.loaded.spec, unit.precision, engines, self.golden, self.chain, self.outputs)
 
     def pins(self) -> tuple[PinnedGraph, ...]:
-        """The versions of its graphs, as a manifest names them."""
+        """The versions of the ensemble's graphs, for its manifest."""
         wiring = self.loaded.wiring()
         graph_versions = self.versions.items()
         return tuple(

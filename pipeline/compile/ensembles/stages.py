@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from validation.metrics.drift import Drift
     from validation.perturbation.graph import Perturbed
 
-# Sessions in the place of graphs, by name, each with the numbers of rows that it takes at once.
+# Sessions that replace graphs, by graph name, each with the numbers of rows that it accepts in a call.
 Parts = Mapping[str, tuple[Session, range | None]]
-# The case of an engine alone among the graphs that the others were built from, after its graph's name.
+# Suffix, after the graph's name, of the case of one engine among the graphs that the other engines were built from.
 AMONG_SOURCES = " alone among sources"
-# The case of what the engines are against graphs in fp32, which the stages before have judged.
+# The case of engines compared with graphs in fp32, without limits: each stage is judged by itself.
 END_TO_END = "end to end"
 FIRST = "the limit of fp32: what honest rounding adds was not measured"
 _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
@@ -85,8 +85,8 @@ class Stages:
 
     def checks(self, golden: "GoldenSet", engines: Parts, alone: bool) -> Proof:
         """The checks of the graphs that the engines were built from, and of the engines; how the engines' errors
-        spread, and the drift of both along sequences. golden: with what the exported graphs give.  alone: whether
-        engines may be run on other inputs than the whole gives them."""
+        spread, and the drift of both along sequences. golden: with the exported graphs' outputs.  alone: whether
+        engines may also be run one at a time, on inputs other than the ensemble's."""
         from validation.comparison.sessions import expected_checks
         from validation.limits.budget import default_budget
 
@@ -110,8 +110,8 @@ class Stages:
         return any(source.changed for source in self.sources.values())
 
     def _each_alone(self, graphs: Session, golden: "GoldenSet", engines: Parts) -> Iterator[Check]:
-        """What each engine alone adds to the graphs that the engines were built from, without limits: among the graphs
-        in fp32 what quantization adds hides it."""
+        """The drift that each engine alone adds among the graphs that the engines were built from, without limits.
+        Among the graphs in fp32, the drift of quantization would hide it."""
         from validation.comparison.sessions import drift_checks
         from validation.limits.budget import default_budget
 
@@ -165,8 +165,8 @@ class Stages:
     def _engine_limits(
         self, graphs: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the engines against those graphs: those of fp32, which sound engines mostly meet in any
-        precision and faulty ones do not; if they are missed, the limits of honest rounding of the chain."""
+        """The limits of the engines against those graphs: the spec's, else those of fp32, which valid engines mostly
+        meet in any precision and faulty ones do not; if missed, the limits of honest rounding of the chain."""
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})

@@ -193,7 +193,7 @@ class RolledStep:
 def find_graph_steps(
     data: WholeData, state: bool, inputs: Sequence[TensorSpec], sources: Mapping[str, str]
 ) -> GraphSteps:
-    """Of a graph. state: whether it has state.  inputs: without its states.  sources: what gives them."""
+    """The `GraphSteps` of a graph. state: whether it has state.  inputs: without states.  sources: of these inputs."""
     step_name = data.steps[0] if data.steps else ""
     step_dim = next((dim for dim, name in name_dims(inputs, sources, data.inputs).items() if name == step_name), "")
     return GraphSteps(state, step_dim)

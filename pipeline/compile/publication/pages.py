@@ -35,9 +35,9 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from validation.canary.report import CanaryReport
 
-# A version's JSON is a copy of what lies in the registry by digest, made for reading in one piece; it proves nothing.
-# It lies with its page beside the version's manifest. A run of which no engine passed has a page, too, with what
-# failed, at which stage, at which node: under `failed/`, where the model's next such run replaces it.
+# A version's JSON copies documents of the registry into one file, for reading; it proves nothing. It is stored with
+# its page beside the version's manifest. A run without a passed engine has a page, too, with the failed checks, their
+# stages and nodes: under `failed/`, where the model's next such run replaces it.
 
 CANARY = "enginesmith-canary"
 MOST_BYTES = 256 << 20
@@ -221,12 +221,12 @@ def _describe(
     )
 
 
-# Where a version came from, in the words of two standards, so that other tools can ask.
+# The provenance of a version in two standard formats, for other tools.
 #
 # An in-toto Statement (v1) with a SLSA Provenance (v1) predicate, and a CycloneDX 1.6 SBOM of what built it.
 #
-# Both are blobs whose digests the manifest names, so whoever signs the manifest signs them. They tell of times and
-# hosts, and are no part of what a version is: the same content built again is the same version, and keeps its first
+# Both are blobs whose digests the manifest names, so whoever signs the manifest signs them. They contain times and
+# hosts, and are not part of a version's content: the same content built again is the same version, and keeps its first
 # statement.
 #
 # Formats: https://github.com/in-toto/attestation/blob/main/spec/v1, https://slsa.dev/spec/v1.0/provenance,
@@ -239,7 +239,7 @@ BUILD_TYPE = "urn:enginesmith:build:v1"
 # The image that the build runs in, if any, set by the caller; a digest reference where possible.
 IMAGE = "ENGINESMITH_BUILDER_IMAGE"
 
-# A longer text is not a name of a license, but the license itself.
+# Maximum characters of a license's name; a longer text is the license itself.
 _LICENSE_TEXT = 100
 _PURL_NAME = re.compile(r"[-_.]+")
 

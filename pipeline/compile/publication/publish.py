@@ -30,7 +30,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import Attributed, Exported, Graph, Json
 from validation.attribution.result import NamedAttribution, attach_attribution, read_attribution
 
-# Entries of a manifest's provenance: the engine whose kernels another has, with other weights.
+# Entries of a manifest's provenance: the engine that was refitted with other weights.
 REFITTED = "refitted from"
 # Of a unit whose checks failed on such inputs.
 RANDOM_INPUTS = (
@@ -132,9 +132,9 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
     sources = {"onnx": export.model.digest, "golden": export.golden, **labels}
     sources |= {f"graph {graph.variant.name}": graph.model for graph in graphs if graph.model != export.model.digest}
     document = resolved_spec(spec)
-    # Settings of latency measurements do not change engines.
+    # The settings for timing engines do not change the engines.
     spec_document = document | {"validation": {k: v for k, v in document["validation"].items() if k != "latency"}}
-    # One method chooses other ranges for other schemes, so that each int8 graph has scales of its own.
+    # One method chooses different ranges for different schemes: each int8 graph has its own scales.
     scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
     provenance = {"spec": digest_of(spec_document), **_digest_files(spec), **scales}
     units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged_units]
@@ -150,7 +150,7 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
         created_at=now(),
         content=content_digest,
         spec=document,
-        # Documents beside the engines do not change their content either.
+        # Documents beside the engines do not change the content digest either.
         sources=sources | _blobs_beside(graphs) | layers(judged_units),
         provenance=provenance | list_refitted(judged_units),
         toolchain=versions(*TOOLS),
@@ -163,9 +163,9 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
 def resolved_spec(spec: ModelSpec) -> Json:
     """The spec with every default filled in, as a manifest keeps it.
 
-    But for limits: there null lifts a limit, so one that was not given must stay absent, or reading the manifest back
-    would lift it. Publication, build and timeouts say where a version goes and what making it may cost, not what it is;
-    a frozen golden set is named by its digest already.
+    Limits get no defaults: null lifts a limit, and a limit that is not set must stay absent, or reading the manifest
+    back would lift it. Publication, build and timeouts are left out, because they do not describe the version's
+    content; so is `golden.frozen`: the manifest already names the golden set by digest.
     """
     excluded_keys = dict.fromkeys(("publication", "build", "timeouts"), True)
     document: Json = spec.model_dump(
@@ -186,7 +186,7 @@ def _digest_files(spec: ModelSpec) -> dict[str, str]:
 
 def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
     """Blobs to keep beside a version, by name: the records of quantization, the recipes of graphs, and the float models
-    of searches, which attribution writes graphs of."""
+    of searches, from which attribution writes graphs."""
     extra_blobs = {f"{RECORD} {graph.variant.name}": graph.record for graph in graphs if graph.record}
     recipes = [(graph.variant.name, graph.recipe) for graph in graphs if graph.recipe]
     extra_blobs |= {f"{RECIPE} {variant}": recipe.digest for variant, recipe in recipes}
@@ -200,13 +200,13 @@ def layers(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
 
 
 def list_refitted(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
-    """Digests of the engines whose kernels these have, per engine that was refitted."""
+    """For each refitted engine, the digest of the engine whose kernels it reuses."""
     unit_records = [(unit.built.unit.name, record) for unit in judged_units if (record := unit.built.record)]
     return {f"{REFITTED} {unit}": record.refitted_from for unit, record in unit_records if record.refitted_from}
 
 
-# A version is published before it is looked for which node drifted in the units that failed, which takes minutes: what
-# is proven does not wait for what failed. What is found then stands beside the version and on its page.
+# A version is published before the search for the drifted nodes of failed units, which takes minutes: proven units do
+# not wait for it. The attributions are then added beside the version and to its page.
 
 
 def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
@@ -230,7 +230,7 @@ def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
     same_version = name if publication.repeated else None
     status_text = f"same as {name}" if same_version else "already published" if publication.existed else "published"
     context.progress.emit(VersionSettled(manifest.model if same_version else name, status_text))
-    # After that is said: with many engines the page's pictures take a while.
+    # Drawn after the event is emitted: with many engines, the page's pictures take a while.
     with published_without(publication.manifest, "its page"):
         page = version_page(publication.manifest, Measured.of(judged_units), store)
     return Outcome(
@@ -250,7 +250,7 @@ def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
 
 
 def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
-    """None when no engine is fit to be published. Reports are stored only for a version that is new."""
+    """Publish the version; None if no engine is approved. Reports are stored only for a new version."""
     approved_proofs, other_entries = draft.approved, draft.others
     if not approved_proofs:
         return None
@@ -287,10 +287,10 @@ def _list_results(draft: VersionDraft, published_entries: Sequence[EngineEntry] 
 def publish_attributions(
     outcome: Outcome, draft: VersionDraft, attributions: Sequence[Attributed], context: RunContext
 ) -> Outcome:
-    """The outcome with the attributions of each unit, which are then beside the version and on its page; where nothing
-    was published, on the page of the run.
+    """The outcome with the attributions of each unit. They are stored beside the version and drawn on its page; if
+    nothing was published, on the page of the failed run.
 
-    attributions: what was found, or why nothing was.
+    attributions: each with its finding, or the reason for none.
     """
     store = context.store
     named_attributions = tuple(

@@ -178,9 +178,9 @@ def _judge_trials(
     before: Sequence[Check],
     check: Callable[[Session, "GoldenSet"], Sequence[Check]],
 ) -> Callable[[Path], Sequence[Check]]:
-    """A function that checks a trial's ONNX file. before: those of the graph as it is.  check: makes all of them.
+    """A function that checks a trial's ONNX file. before: the checks of the current graph.  check: runs all checks.
 
-    Most trials fail clearly, or on an edge that failed before; only the others run on everything.
+    Most trials fail clearly, or on an edge that failed before; only the others run on all cases.
     """
     from builders.reference import ReferenceSession
     from validation.comparison.sessions import golden_drifts
@@ -193,7 +193,7 @@ def _judge_trials(
     names = [name for name in attribution.cases if name in failed_cases]
     edge_cases = GoldenSet(tuple(case for case in golden.of_kind("edge") if case.name in names[:1]))
     limits = list_limits(check for check in before if not check.passed)
-    # A quarter of the golden cases, those first that the two graphs differ most on.
+    # The quarter of the golden cases on which the two graphs differ most.
     case_ranks = {name: index for index, name in enumerate(attribution.cases)}
     worst_first = sorted(golden.of_kind("golden"), key=lambda case: case_ranks.get(case.name, len(case_ranks)))
     worst_cases = worst_first[: math.ceil(len(worst_first) / 4)] if limits else []
@@ -256,18 +256,18 @@ class AttributeEngine:
 
 
 class Clock:
-    """The time of one attribution, from now on. seconds: when its process is killed, which leaves no result."""
+    """The time of one attribution, from now on. seconds: until its process is killed, without a result."""
 
     def __init__(self, seconds: float) -> None:
         self._begun, self._seconds = time.monotonic(), seconds
 
     def left(self, share: float) -> float:
-        """Seconds until this share of the time is over; none or less once it is."""
+        """Seconds until this share of the time is over; zero or negative afterwards."""
         return self._begun + share * self._seconds - time.monotonic()
 
 
 def _answer(golden: "GoldenSet", session: Session, path: Path) -> "GoldenSet":
-    """The golden set with what the reference itself answers, computed once for all trials."""
+    """The golden set with the reference's own answers, computed once for all trials."""
     from validation.comparison.sessions import run
     from validation.golden.golden_set import GoldenSet
 

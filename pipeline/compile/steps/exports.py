@@ -168,12 +168,12 @@ def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
 
 
 # Two records are kept, because a new golden set needs no new export; one process makes both, because both need the
-# framework. A new golden set is compared with the one before it: a change is reported, and refused where the spec froze
-# one.
+# framework. A new golden set is compared with the previous one: a change is reported. If the spec froze a golden set,
+# another one is refused.
 
 
 def check_frozen(golden: str, work: Work) -> None:
-    """Raise DataError for a golden set that is not the one that the spec has frozen."""
+    """Raise DataError if the golden set differs from the spec's frozen one."""
     spec = work.spec
     spec_digest = spec.golden.frozen if spec.golden else None
     if spec_digest is not None and spec_digest != golden:
@@ -205,7 +205,7 @@ def latest_golden(model: str, context: RunContext) -> str | None:
 
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
-    """The difference of two golden sets of a registry. Raises DataError for a blob that is no golden set."""
+    """The difference between two golden sets of a registry. Raises DataError for a blob that is not a golden set."""
     from validation.golden.golden_set import GoldenSet, change
 
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
@@ -214,14 +214,14 @@ def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
 
 
 def told_change(store: Store, before: str, after: str) -> str:
-    """The difference in words, or that the older set is not in the registry any more."""
+    """The difference as text; if the older set is no longer in the registry, a text that says this."""
     if not store.has(before):
         return f"{before[:12]} is not in this registry, so the differences are unknown"
     return str(golden_change(store, before, after))
 
 
 def _format_accept_command(spec: "ModelSpec", store: Store) -> str:
-    """The command that accepts a golden set; where the spec is a copy, the one for where it is kept."""
+    """The command that accepts a golden set; if the spec is a copy, the commands to run beside the original."""
     registry_args = ["--registry", store.uri.removeprefix("file://")]
     if not spec.is_copy:
         return shlex.join(["enginesmith", "debug", "golden", "accept", spec.address, *registry_args])

@@ -28,7 +28,7 @@ LEAST_SPEEDUP, MOST_BYTES = 1.02, 0.9
 class RaceGraphs:
     """Time engines of two graphs in turns, at the sizes that the model is tuned for. request: of the quantized one.
 
-    float_model, golden: digests of the other graph, and of the set that the inputs are from.
+    float_model, golden: digests of the float graph, and of the golden set that provides the inputs.
     """
 
     request: BuildRequest
@@ -37,7 +37,7 @@ class RaceGraphs:
     shapes: ModelShapes
 
     def run(self, context: WorkerContext) -> "RacedGraphs":
-        """Milliseconds of both. Raises EnginesmithError when an engine cannot be built or run."""
+        """The measured speedup. Raises EnginesmithError if an engine cannot be built or run."""
         import onnx
 
         from pipeline.quantization.search.latency import EngineTiming, benchmark_until_decided
@@ -57,7 +57,7 @@ class RaceGraphs:
 
 @dataclass(frozen=True)
 class RacedGraphs:
-    """Result of a race. speedup: by the median difference within rounds. lost: whether it is surely below
+    """Result of a race. speedup: from the median difference within rounds. lost: whether the speedup is surely below
     `LEAST_SPEEDUP`. source: the times as text."""
 
     speedup: float
@@ -77,7 +77,7 @@ class Gain:
 
 def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work) -> Gain | None:
     """The gain of a quantized unit over the spec's unit in floats of the same target and backend; None without such a
-    unit, and if the gain is unknown. Raises NotOnRecord as `RunContext.once`, but in a forecast."""
+    unit, and if the gain is unknown. Raises NotOnRecord as `RunContext.once`, except in a forecast."""
     scheme, rule = graph.variant.scheme, work.spec.quantization.gain
     floats = [precision for precision in work.spec.precision_list() if precision not in QUANTIZED]
     figures = graph.modelled.get("bytes" if rule == "bytes" else name_rates(request.target))

@@ -156,7 +156,7 @@ class MeasureEngine:
     def _break_down(
         self, engine: Engine, graph: "GraphCosts", bucket: "BucketInputs", latency: "BucketLatency", workdir: Path
     ) -> "TimeBreakdown":
-        """Where the time of one bucket's runs goes, as far as the backend profiles its engines.
+        """The time breakdown of one bucket's runs, as far as the backend profiles its engines.
 
         The machine's limits are measured by the engine's own runtime and threads, where that runs ONNX graphs.
         """
@@ -233,7 +233,7 @@ def measure(unit: JudgedUnit, export: Exported, work: Work) -> JudgedUnit:
 def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
-    None where the engine could not be timed, which says nothing about its correctness, and stops no other step.
+    None if the engine could not be timed; this does not affect its proof, and no other step stops.
     afresh: measure even if there is a record.  golden: digest of the set that the inputs are from. Raises errors that
     are not about the engine (`stops_run`).
     """

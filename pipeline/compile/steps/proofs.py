@@ -210,7 +210,7 @@ class ExtraCalls:
 
 @dataclass(frozen=True)
 class ContractTerms:
-    """The contract of a spec, and the shapes that it speaks of."""
+    """The contract of a spec, and the model's shapes."""
 
     terms: Contract
     shapes: ModelShapes
@@ -292,7 +292,7 @@ class CheckEngine:
 
 
 def _ask_all(recording: Session, golden: "GoldenSet") -> None:
-    """Raise IntegrityError where a golden case or a step of a sequence has no recorded answer, or a damaged one."""
+    """Raise IntegrityError if the recorded answer of a golden case or of a sequence's step is missing or damaged."""
     from validation.comparison.sessions import run
     from validation.golden.free_running import FreeRunningSession
 
@@ -323,8 +323,8 @@ def cases_of(sizes: Sequence[str], golden: "GoldenSet", request: BuildRequest) -
 
 
 def repeats_bits(request: BuildRequest, graph: Path) -> bool:
-    """Whether equal inputs must have equal bits: of a backend whose builds give the same answers, on a CPU, unless the
-    graph draws numbers. On a GPU kernels may add up in another order each time."""
+    """Whether equal inputs must give equal bits: on a CPU, unless the graph draws random numbers or the backend's
+    determinism is 'budget'. On a GPU, kernels may add in a different order in each call."""
     from builders.onnx_graphs.outline import load_outline
     from validation.limits.noise_floor import random_operator
 
@@ -380,8 +380,8 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
     """The proof of an engine: it is run against the graph it was built from; if it cannot be opened or run, a proof
     with the one failed check `CRASHED`.
 
-    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, which say nothing
-    about the engine, and StepError when cancelled.
+    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, whose cause is not
+    the engine, and StepError when cancelled.
     """
     request = check.engine.request
     key = {
@@ -424,7 +424,7 @@ def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -
 
 
 def contract_of(spec: "ModelSpec") -> ContractTerms | None:
-    """The contract that the spec asks for, with the shapes that it speaks of; None when it asks for none."""
+    """The contract that the spec asks for, with the model's shapes; None if the spec asks for no contract."""
     contract = spec.validation.contract
     return ContractTerms(contract, model_shapes(spec)) if contract.asks else None
 
@@ -436,6 +436,6 @@ def calls_of(spec: "ModelSpec") -> ExtraCalls | None:
 
 
 def padding_rules(spec: "ModelSpec") -> Padding | None:
-    """How the spec lets a server pad requests; None when it does not."""
+    """The spec's rules for padding requests in a server; None if the spec allows no padding."""
     padding = padding_of(spec.model_dump(mode="json"))
     return padding if padding.inputs else None

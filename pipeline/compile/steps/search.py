@@ -49,8 +49,8 @@ OWN_SHARE = 0.9
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """How int8 is searched, as a spec says it. overrides: precisions of nodes that are not searched.  budget_ms: the
-    most that a run may take."""
+    """A spec's settings for the search for int8. overrides: precisions of nodes that are not searched.  budget_ms: the
+    maximum time of a run."""
 
     smoothing: Literal["none", "auto"]
     floor: SearchFloor | None
