@@ -81,7 +81,6 @@ def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, 
     assert f"verdict is {written_replay.report.verdict}" in str(promotion_refusal(report, manifests[1], None))
 
 
-@pytest.mark.slow
 def test_a_candidate_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
     written_replay = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened), looks=1)
     assert written_replay.report.verdict == "FAIL"
